@@ -1,0 +1,131 @@
+import { execFile } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import { link, readFile, rename, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+
+import { ServiceError } from './errors.js';
+
+const execFileAsync = promisify(execFile);
+
+/** The right to be the only process that uses a folder. */
+export interface FolderLock {
+  release(): Promise<void>;
+}
+
+/** What the lock file says. `started` tells the process from a later one that was given the same number. */
+interface Holder {
+  pid: number;
+  started: string;
+  token: string;
+}
+
+/**
+ * Takes `folder/lock`, or throws STATE_LOCKED with the number of the process that has it. The lock of a process that is
+ * gone (killed, power cut) is taken over. For one machine: processes on other machines are not seen.
+ */
+export async function lockFolder(folder: string): Promise<FolderLock> {
+  const path = join(folder, 'lock');
+  const mine: Holder = {
+    pid: process.pid,
+    started: (await startOf(process.pid)) ?? '',
+    token: randomBytes(12).toString('hex'),
+  };
+  if (!(await createExclusively(path, mine))) await takeOver(path, mine);
+  return {
+    async release() {
+      if ((await readHolder(path))?.token === mine.token) await rm(path, { force: true });
+    },
+  };
+}
+
+/**
+ * Replaces the lock of a dead process. Only the process that has made `lock.takeover` may replace a lock, so that two
+ * that start at once cannot both take it.
+ */
+async function takeOver(path: string, mine: Holder): Promise<void> {
+  const guard = `${path}.takeover`;
+  refuseIfAlive(path, await livingHolder(path));
+  if (!(await createExclusively(guard, mine))) {
+    refuseIfAlive(path, await livingHolder(guard));
+    await rm(guard, { force: true });
+    if (!(await createExclusively(guard, mine))) refuseIfAlive(path, await readHolder(guard));
+  }
+  try {
+    // Somebody may have taken the lock over between the first look and the guard.
+    refuseIfAlive(path, await livingHolder(path));
+    const temporary = `${path}.${mine.token}`;
+    await writeFile(temporary, JSON.stringify(mine), { mode: 0o600, flag: 'wx' });
+    await rename(temporary, path);
+  } finally {
+    await rm(guard, { force: true });
+  }
+}
+
+function refuseIfAlive(path: string, holder: Holder | null): void {
+  if (holder === null) return;
+  throw new ServiceError(
+    'STATE_LOCKED',
+    `${path} is held by the running process ${holder.pid}: stop it, or use another state folder`,
+  );
+}
+
+/** Creates the file with its whole content in one step; false when it is there already. */
+async function createExclusively(path: string, holder: Holder): Promise<boolean> {
+  const temporary = `${path}.${holder.token}`;
+  await writeFile(temporary, JSON.stringify(holder), { mode: 0o600, flag: 'wx' });
+  try {
+    await link(temporary, path);
+    return true;
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code === 'EEXIST') return false;
+    throw error;
+  } finally {
+    await rm(temporary, { force: true });
+  }
+}
+
+async function livingHolder(path: string): Promise<Holder | null> {
+  const holder = await readHolder(path);
+  if (holder === null || !isRunning(holder.pid)) return null;
+  const started = await startOf(holder.pid);
+  // Without a start time on either side the number alone has to do, and the cautious answer is: alive.
+  const sameProcess = started === null || holder.started === '' || started === holder.started;
+  return sameProcess ? holder : null;
+}
+
+/** Null when the file is not there or is not a lock: nobody that runs wrote it, because locks appear complete. */
+async function readHolder(path: string): Promise<Holder | null> {
+  try {
+    const value = JSON.parse(await readFile(path, 'utf8')) as Partial<Holder>;
+    if (typeof value.pid !== 'number' || !Number.isInteger(value.pid) || value.pid <= 0) return null;
+    return { pid: value.pid, started: String(value.started ?? ''), token: String(value.token ?? '') };
+  } catch (error) {
+    if (error instanceof SyntaxError || (error as NodeJS.ErrnoException).code === 'ENOENT') return null;
+    throw error;
+  }
+}
+
+function isRunning(pid: number): boolean {
+  try {
+    process.kill(pid, 0);
+    return true;
+  } catch (error) {
+    return (error as NodeJS.ErrnoException).code === 'EPERM';
+  }
+}
+
+/** When a process started, as text to compare; null when the system does not say. */
+async function startOf(pid: number): Promise<string | null> {
+  try {
+    if (process.platform === 'linux') {
+      const stat = await readFile(`/proc/${pid}/stat`, 'utf8');
+      // The command name in parentheses may hold anything, so fields are counted after it; start time is the 22nd.
+      return stat.slice(stat.lastIndexOf(')') + 2).split(' ')[19] ?? null;
+    }
+    const { stdout } = await execFileAsync('ps', ['-o', 'lstart=', '-p', String(pid)], { timeout: 5_000 });
+    return stdout.trim() || null;
+  } catch {
+    return null;
+  }
+}
