@@ -1,1 +1,13 @@
-export {};
+export { EngineError, type EngineErrorCode } from './errors.js';
+export { probeAddon, type AddonProbe } from './probe.js';
+export { loadModel, type LoadModelOptions, type Model, type ModelInfo } from './model.js';
+export { Engine, type EngineOptions, type EngineStats } from './engine.js';
+export {
+  type EvaluateOptions,
+  type GenerateOptions,
+  type GenerateOutput,
+  type GenerateResult,
+  type Sequence,
+} from './sequence.js';
+export { type KvExport, type KvStage } from './kv.js';
+export { setEngineLog, type CacheType, type KvKind, type LayerKind, type WireType } from './native.js';

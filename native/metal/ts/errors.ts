@@ -1,0 +1,93 @@
+/** What went wrong, as a closed list. Processes map these to their own wire codes. */
+export type EngineErrorCode =
+  | 'MODEL_LOAD_FAILED'
+  | 'MODEL_UNSUPPORTED'
+  | 'CANCELLED'
+  | 'CONTEXT_FULL'
+  | 'OUT_OF_MEMORY'
+  | 'SEQUENCE_STATE'
+  | 'RANGE'
+  | 'VALUE_INVALID'
+  | 'INVALID_ARGUMENT'
+  | 'ENGINE_FAILED'
+  | 'ADDON_UNAVAILABLE';
+
+const CODES: ReadonlySet<string> = new Set<EngineErrorCode>([
+  'MODEL_LOAD_FAILED',
+  'MODEL_UNSUPPORTED',
+  'CANCELLED',
+  'CONTEXT_FULL',
+  'OUT_OF_MEMORY',
+  'SEQUENCE_STATE',
+  'RANGE',
+  'VALUE_INVALID',
+  'INVALID_ARGUMENT',
+  'ENGINE_FAILED',
+  'ADDON_UNAVAILABLE',
+]);
+
+/** The only error class that leaves this package. Messages carry numbers and names, never prompt text. */
+export class EngineError extends Error {
+  override readonly name = 'EngineError';
+  readonly code: EngineErrorCode;
+
+  constructor(code: EngineErrorCode, message: string, options?: { cause?: unknown }) {
+    super(message, options);
+    this.code = code;
+  }
+}
+
+/** Gives a native failure its class. What the addon did not name itself is ENGINE_FAILED, with the call's path. */
+export function toEngineError(path: string, error: unknown): EngineError {
+  if (error instanceof EngineError) return error;
+  const code: unknown = error instanceof Error && 'code' in error ? error.code : undefined;
+  const message = error instanceof Error ? error.message : String(error);
+  if (typeof code === 'string' && CODES.has(code)) {
+    return new EngineError(code as EngineErrorCode, `${path}: ${message}`, { cause: error });
+  }
+  return new EngineError('ENGINE_FAILED', `${path}: unexpected native failure: ${message}`, { cause: error });
+}
+
+const tracing = process.env['MUSER_TRACE_NATIVE'] === '1';
+
+/** Every synchronous call into the addon goes through here: one place that classifies errors and traces calls. */
+export function callNative<T>(path: string, call: () => T): T {
+  if (tracing) process.stderr.write(`native ${path}\n`);
+  try {
+    return call();
+  } catch (error) {
+    throw toEngineError(path, error);
+  }
+}
+
+/** As {@link callNative} for calls that return a promise. */
+export async function awaitNative<T>(path: string, call: () => Promise<T>): Promise<T> {
+  const pending = callNative(path, call);
+  try {
+    return await pending;
+  } catch (error) {
+    throw toEngineError(path, error);
+  }
+}
+
+interface Cancellable<T> {
+  readonly promise: Promise<T>;
+  cancel(): void;
+}
+
+/** Runs a native task whose cancel switch is tied to `signal`; an aborted task rejects with CANCELLED. */
+export async function runTask<T>(path: string, signal: AbortSignal | null, start: () => Cancellable<T>): Promise<T> {
+  if (signal?.aborted) throw new EngineError('CANCELLED', `${path}: cancelled before it started`);
+  const task = callNative(path, start);
+  const cancel = (): void => {
+    task.cancel();
+  };
+  signal?.addEventListener('abort', cancel, { once: true });
+  try {
+    return await task.promise;
+  } catch (error) {
+    throw toEngineError(path, error);
+  } finally {
+    signal?.removeEventListener('abort', cancel);
+  }
+}
