@@ -82,8 +82,9 @@ function installTriggers({ name, logger, exitWithParent }: RunProcessOptions, st
   for (const signal of Object.keys(SIGNALS) as StopSignal[]) process.on(signal, onSignal);
   process.on('uncaughtException', onCrash);
   process.on('unhandledRejection', onCrash);
-  // Whoever read standard output may be gone; the ready line is not worth a crash.
+  // Whoever read the output may be gone; that is not worth a crash, not even in the last moment, so these two stay.
   process.stdout.on('error', ignore);
+  process.stderr.on('error', ignore);
   if (exitWithParent) {
     for (const event of ['end', 'close', 'error']) process.stdin.on(event, onParentGone);
     process.stdin.resume();
@@ -92,7 +93,6 @@ function installTriggers({ name, logger, exitWithParent }: RunProcessOptions, st
     for (const signal of Object.keys(SIGNALS) as StopSignal[]) process.off(signal, onSignal);
     process.off('uncaughtException', onCrash);
     process.off('unhandledRejection', onCrash);
-    process.stdout.off('error', ignore);
     if (exitWithParent) {
       for (const event of ['end', 'close', 'error']) process.stdin.off(event, onParentGone);
       process.stdin.pause();

@@ -35,7 +35,8 @@ const MAX_WAITING_BYTES = 1 << 20;
 
 /** JSON lines on standard error (or another file descriptor), one for each event, with `component` and `level`. */
 export function createLogger(component: string, level: LogLevel, fileDescriptor = 2): Logger {
-  const destination = pino.destination({ fd: fileDescriptor, sync: false, maxLength: MAX_WAITING_BYTES });
+  // With a minLength of 0 a flush would report success before anything is written.
+  const destination = pino.destination({ fd: fileDescriptor, sync: false, minLength: 1, maxLength: MAX_WAITING_BYTES });
   // The reader of the log may be gone (EPIPE). That is no reason to die.
   destination.on('error', () => undefined);
   return pino(

@@ -1,6 +1,6 @@
 import { readFile } from 'node:fs/promises';
 
-import { z } from 'zod';
+import type { z } from 'zod';
 
 import { ServiceError } from '../errors.js';
 import { leavesOf, valueFromText } from './schema.js';

@@ -58,10 +58,9 @@ export function createHttpServer(options: HttpServerOptions): HttpServer {
   });
   app.server.headersTimeout = HEADERS_TIMEOUT_MS;
   app.server.maxConnections = MAX_CONNECTIONS;
-  let boundPort = 0;
 
   app.addHook('onRequest', (request, _reply, done) => {
-    const refusal = refusalOf(request.headers, boundPort);
+    const refusal = refusalOf(request.headers, request.socket.localPort ?? -1);
     done(refusal === null ? undefined : new ServiceError('PERMISSION_DENIED', refusal));
   });
   app.setNotFoundHandler((request) => {
@@ -82,7 +81,7 @@ export function createHttpServer(options: HttpServerOptions): HttpServer {
       } catch (error) {
         throw listenError(error, `${name} cannot listen on ${host}:${port}`);
       }
-      boundPort = (app.server.address() as AddressInfo).port;
+      const { port: boundPort } = app.server.address() as AddressInfo;
       const shown = host.includes(':') ? `[${host}]` : host;
       return { host, port: boundPort, url: `http://${shown}:${boundPort}` };
     },
