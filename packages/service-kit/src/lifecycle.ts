@@ -23,6 +23,7 @@ export interface RunProcessOptions {
 }
 
 const DEFAULT_CLOSE_LIMIT_MS = 10_000;
+const KEEP_ALIVE_INTERVAL_MS = 1 << 30;
 const SIGNALS = { SIGINT: 2, SIGTERM: 15 } as const;
 type StopSignal = keyof typeof SIGNALS;
 
@@ -79,6 +80,8 @@ function installTriggers({ name, logger, exitWithParent }: RunProcessOptions, st
     void flushLogger(logger).then(() => process.exit(EXIT.failed));
   };
   const ignore = (): void => undefined;
+  // Signal handlers do not keep a process alive; without this, one that waits for nothing else would just end.
+  const keepAlive = setInterval(ignore, KEEP_ALIVE_INTERVAL_MS);
   for (const signal of Object.keys(SIGNALS) as StopSignal[]) process.on(signal, onSignal);
   process.on('uncaughtException', onCrash);
   process.on('unhandledRejection', onCrash);
@@ -90,6 +93,7 @@ function installTriggers({ name, logger, exitWithParent }: RunProcessOptions, st
     process.stdin.resume();
   }
   return () => {
+    clearInterval(keepAlive);
     for (const signal of Object.keys(SIGNALS) as StopSignal[]) process.off(signal, onSignal);
     process.off('uncaughtException', onCrash);
     process.off('unhandledRejection', onCrash);
