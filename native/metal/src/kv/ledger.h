@@ -35,10 +35,10 @@ class SequenceLedger {
 
   std::string can_export(uint32_t start, uint32_t end, uint32_t window_start) const;
 
-  /// `seen_window_start`: first row of the run that window_rows_in() found for the rows below `position`; without it
-  /// only what is safe from other sequences counts.
-  std::string can_truncate(uint32_t position, std::optional<uint32_t> seen_window_start = std::nullopt) const;
-  void after_truncate(uint32_t position, std::optional<uint32_t> seen_window_start = std::nullopt);
+  /// `seen_window`: the run that window_rows_in() found for the rows below `position`; without it only what is safe
+  /// from other sequences counts.
+  std::string can_truncate(uint32_t position, std::optional<TokenRange> seen_window = std::nullopt) const;
+  void after_truncate(uint32_t position, std::optional<TokenRange> seen_window = std::nullopt);
 
   std::string can_fork() const;
   /// The ledger of a copy of this sequence that got the window rows of its own.
