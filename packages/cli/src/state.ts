@@ -1,0 +1,117 @@
+import { chmod, mkdir, readFile, rename, stat, writeFile } from 'node:fs/promises';
+import { homedir } from 'node:os';
+import { join, resolve } from 'node:path';
+import { z } from 'zod';
+import { CliError, EXIT, usageError } from './exit.js';
+
+/** Where `muser dev` listens unless told otherwise, and where `muser ask` looks when no state folder says more. */
+export const DEFAULT_DECODER_PORT = 11711;
+
+/** One folder holds everything of one system: keys, registry, configuration, logs. */
+export interface StateLayout {
+  root: string;
+  coordinator: string;
+  producer: string;
+  decoder: string;
+  logs: string;
+  endpointsFile: string;
+  lockFile: string;
+  operatorTokenFile: string;
+}
+
+export function stateLayout(root: string): StateLayout {
+  return {
+    root,
+    coordinator: join(root, 'coordinator'),
+    producer: join(root, 'producer'),
+    decoder: join(root, 'decoder'),
+    logs: join(root, 'logs'),
+    endpointsFile: join(root, 'endpoints.json'),
+    lockFile: join(root, 'dev.lock'),
+    operatorTokenFile: join(root, 'coordinator', 'operator.token'),
+  };
+}
+
+/** --state, else MUSER_STATE, else ~/.muser; always absolute. */
+export function stateRoot(option: string | undefined, env: NodeJS.ProcessEnv): string {
+  const fromEnv = env['MUSER_STATE'];
+  if (option !== undefined) return resolve(option);
+  if (fromEnv !== undefined && fromEnv !== '') return resolve(fromEnv);
+  return join(homedir(), '.muser');
+}
+
+/** Makes the folders, readable by their owner only. A folder that was there with wider rights is narrowed. */
+export async function createStateFolders(layout: StateLayout): Promise<void> {
+  for (const folder of [layout.root, layout.coordinator, layout.producer, layout.decoder, layout.logs]) {
+    try {
+      await mkdir(folder, { recursive: true, mode: 0o700 });
+      const found = await stat(folder);
+      if ((found.mode & 0o077) !== 0) await chmod(folder, 0o700);
+    } catch (error) {
+      throw new CliError(EXIT.failed, 'CONFIG_INVALID', `the state folder ${folder} cannot be used: ${String(error)}`, {
+        advice: 'Choose another one with --state.',
+        cause: error,
+      });
+    }
+  }
+}
+
+const endpointsSchema = z.object({
+  decoder: z.url(),
+  coordinator: z.url(),
+  pids: z.object({ coordinator: z.number(), producer: z.number(), decoder: z.number() }),
+});
+/** Where the processes of a running `muser dev` are. */
+export type Endpoints = z.infer<typeof endpointsSchema>;
+
+/** null when there is no such file; an error when it is there and broken. */
+export async function readEndpoints(layout: StateLayout): Promise<Endpoints | null> {
+  let text: string;
+  try {
+    text = await readFile(layout.endpointsFile, 'utf8');
+  } catch (error) {
+    if (isMissing(error)) return null;
+    throw error;
+  }
+  try {
+    return endpointsSchema.parse(JSON.parse(text));
+  } catch (error) {
+    throw new CliError(EXIT.failed, 'CONFIG_INVALID', `${layout.endpointsFile} is damaged`, {
+      advice: 'Delete it; the next `muser dev` writes a new one.',
+      cause: error,
+    });
+  }
+}
+
+/** Readers see the old file or the new one, never half of one. */
+export async function writePrivateFile(path: string, text: string): Promise<void> {
+  const temporary = `${path}.${process.pid}.tmp`;
+  await writeFile(temporary, text, { mode: 0o600 });
+  await rename(temporary, path);
+}
+
+export function isMissing(error: unknown): boolean {
+  const code = (error as NodeJS.ErrnoException | null)?.code;
+  return code === 'ENOENT' || code === 'ENOTDIR';
+}
+
+/** --url, else MUSER_URL, else what a `muser dev` with this state folder wrote, else the default port on this machine. */
+export async function decoderUrl(
+  options: { url?: string | undefined; state?: string | undefined },
+  env: NodeJS.ProcessEnv,
+): Promise<URL> {
+  const given = options.url ?? (options.state === undefined ? env['MUSER_URL'] : undefined);
+  if (given !== undefined && given !== '') return parseUrl(given);
+  const endpoints = await readEndpoints(stateLayout(stateRoot(options.state, env)));
+  return new URL(endpoints?.decoder ?? `http://127.0.0.1:${DEFAULT_DECODER_PORT}`);
+}
+
+function parseUrl(text: string): URL {
+  const url = URL.canParse(text) ? new URL(text) : null;
+  if (url === null || !['http:', 'https:'].includes(url.protocol)) {
+    throw usageError(`"${text}" is no http:// or https:// address`);
+  }
+  // Clients of OpenAI-compatible servers are configured with a base that ends in /v1; ours adds it itself.
+  url.pathname = url.pathname.replace(/\/v1\/?$/, '/');
+  return url;
+}

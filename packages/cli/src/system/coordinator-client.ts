@@ -1,0 +1,107 @@
+import { readFile } from 'node:fs/promises';
+import type { ErrorCode } from '@muser/protocol';
+import { z } from 'zod';
+import { CliError, EXIT } from '../exit.js';
+import { requestJson, UnreachableError, type HttpRequest, type JsonAnswer } from '../http.js';
+import { isMissing, type StateLayout } from '../state.js';
+import { printable } from '../terminal.js';
+
+const REQUEST_LIMIT_MS = 10_000;
+
+const nodeSchema = z.object({
+  nodeId: z.string(),
+  name: z.string(),
+  role: z.string(),
+  addresses: z.array(z.string()),
+  state: z.string(),
+  since: z.unknown(),
+  lastSeen: z.unknown(),
+  load: z
+    .object({ queueLength: z.number(), activeTransfers: z.number(), prefillTokensPerSecond: z.number() })
+    .nullable(),
+  model: z.object({ name: z.string(), fingerprint: z.string(), modelDigest: z.string() }).nullable(),
+  backend: z.string().nullable(),
+});
+export type NodeRecord = z.infer<typeof nodeSchema>;
+
+const errorSchema = z.object({ error: z.object({ code: z.string(), message: z.string() }) });
+const enrolledSchema = z.object({ node: z.object({ nodeId: z.string() }), bundle: z.unknown() });
+
+export interface Enrollment {
+  name: string;
+  role: 'producer' | 'decoder';
+  addresses: string[];
+  /** What the node's own `identity create` printed. */
+  request: unknown;
+}
+
+/** The operator's interface of a coordinator on this machine, with the token from its state folder. */
+export class CoordinatorClient {
+  constructor(
+    private readonly base: string,
+    private readonly token: string,
+  ) {}
+
+  static async open(base: string, layout: StateLayout): Promise<CoordinatorClient> {
+    return new CoordinatorClient(base, await readOperatorToken(layout));
+  }
+
+  /** Registers a node, or finds the registration of its key; returns what its `identity install` reads. */
+  async enroll(enrollment: Enrollment, signal: AbortSignal): Promise<{ nodeId: string; bundle: unknown }> {
+    const body = await this.#call('POST', '/api/nodes', signal, enrollment);
+    const { node, bundle } = enrolledSchema.parse(body);
+    return { nodeId: node.nodeId, bundle };
+  }
+
+  async setAddresses(nodeId: string, addresses: string[], signal: AbortSignal): Promise<void> {
+    await this.#call('PATCH', `/api/nodes/${encodeURIComponent(nodeId)}`, signal, { addresses });
+  }
+
+  /** Every node with its state as the coordinator sees it; also the body as it came, for --json. */
+  async nodes(signal: AbortSignal): Promise<{ nodes: NodeRecord[]; raw: unknown }> {
+    const raw = await this.#call('GET', '/api/nodes', signal);
+    return { nodes: z.object({ nodes: z.array(nodeSchema) }).parse(raw).nodes, raw };
+  }
+
+  async #call(method: HttpRequest['method'], path: string, signal: AbortSignal, json?: unknown): Promise<unknown> {
+    let answer: JsonAnswer;
+    try {
+      answer = await requestJson({
+        method,
+        url: new URL(path, this.base),
+        headers: { authorization: `Bearer ${this.token}` },
+        ...(json === undefined ? {} : { json }),
+        signal,
+        timeoutMs: REQUEST_LIMIT_MS,
+      });
+    } catch (error) {
+      if (signal.aborted) throw signal.reason;
+      throw unreachable(this.base, error);
+    }
+    if (answer.status >= 200 && answer.status < 300) return answer.body;
+    const parsed = errorSchema.safeParse(answer.body);
+    if (!parsed.success) throw new CliError(EXIT.failed, 'INTERNAL', `the coordinator answered with ${answer.status}`);
+    const { code, message } = parsed.data.error;
+    throw new CliError(EXIT.failed, code as ErrorCode, `the coordinator refused: ${printable(message)}`);
+  }
+}
+
+async function readOperatorToken(layout: StateLayout): Promise<string> {
+  try {
+    return (await readFile(layout.operatorTokenFile, 'utf8')).trim();
+  } catch (error) {
+    if (!isMissing(error)) throw error;
+    throw new CliError(EXIT.failed, 'NOT_FOUND', `${layout.operatorTokenFile} is not there`, {
+      advice: 'The coordinator makes it when it starts: run `muser dev`, or name the right folder with --state.',
+    });
+  }
+}
+
+function unreachable(base: string, error: unknown): CliError {
+  const reason = error instanceof Error ? error.message : String(error);
+  const what = error instanceof UnreachableError ? 'no coordinator' : 'no answer from the coordinator';
+  return new CliError(EXIT.unreachable, 'PEER_UNREACHABLE', `${what} at ${base}: ${printable(reason)}`, {
+    advice: 'Start it with `muser dev`.',
+    cause: error,
+  });
+}
