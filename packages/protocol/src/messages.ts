@@ -290,6 +290,8 @@ export const producerEntrySchema = message(
     /** An encoded SignedBody whose body is a Ticket. */
     ticket: bytes(10, { min: 1, max: MAX_TICKET_BYTES }),
     ticketExpiresAtMs: uint64(11),
+    /** What prefills there, as in NodeStatus. */
+    backend: text(12, { maxBytes: MAX_NAME_BYTES }),
   },
   (value, path) => checkNodeId(value.nodeId, `${path}.nodeId`),
 );
