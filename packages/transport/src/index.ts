@@ -1,1 +1,12 @@
-export {};
+export { ByteBudget } from './budget.js';
+export { PeerClient, type ConnectOptions, type PrefillOptions, type WatchOptions } from './client/peer-client.js';
+export { createIdentity, installIdentity, loadIdentity } from './identity/identity.js';
+export { peerOf } from './identity/peer.js';
+export type { Identity, IdentityBundle, IdentityRequest, PeerIdentity, Role } from './identity/types.js';
+export * from './limits.js';
+export { addHandoffService, type HandoffHandlers, type PrefillCall } from './server/handoff-service.js';
+export { createServer, PeerListener, type ListenOptions, type TransportLogger } from './server/listener.js';
+export type { Authorize } from './server/stream-call.js';
+export { addNodeService, addPlacementService, type WatchCall, type WatchHandlers } from './server/watch-services.js';
+export { HANDOFF_SERVICE, NODE_SERVICE, PLACEMENT_SERVICE } from './services.js';
+export { formatTarget, parseTarget, type HostAndPort } from './target.js';

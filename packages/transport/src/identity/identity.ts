@@ -1,0 +1,176 @@
+import { createPrivateKey, X509Certificate } from 'node:crypto';
+import { generateSigningKey, MuserError, nodeIdOf, signingKeyFromSeed } from '@muser/protocol';
+import { peerOf } from './peer.js';
+import { generateTlsKeyPem, makeRequest } from './request.js';
+import { createFileOnce, makePrivateFolder, readPrivateFile, replaceFile } from './store.js';
+import { isRole, type Identity, type IdentityBundle, type IdentityRequest, type Role } from './types.js';
+
+/** Both private keys, in one file so that a node never has one without the other. */
+const KEYS_FILE = 'keys.json';
+/** What the coordinator gave, in one file so that certificate and CA always fit each other. */
+const BUNDLE_FILE = 'bundle.json';
+
+interface Keys {
+  role: Role;
+  tlsKeyPem: string;
+  /** Base64 of 32 bytes. */
+  signingSeed: string;
+}
+
+/**
+ * Makes the node's keys in `dir` (folder 0700, files 0600), or reuses those that are there, and returns the request that the
+ * coordinator needs. Asking twice gives the same node.
+ *
+ * @throws MuserError CONFIG_INVALID when the folder holds another role's keys, or others can read it
+ */
+export async function createIdentity(dir: string, role: Role): Promise<IdentityRequest> {
+  await makePrivateFolder(dir);
+  let keys = await readKeys(dir);
+  if (keys === null) {
+    const { seed } = generateSigningKey();
+    const made: Keys = {
+      role,
+      tlsKeyPem: await generateTlsKeyPem(),
+      signingSeed: Buffer.from(seed).toString('base64'),
+    };
+    await createFileOnce(dir, KEYS_FILE, `${JSON.stringify(made)}\n`);
+    // Another process may have been first: its keys count.
+    keys = (await readKeys(dir)) ?? made;
+  }
+  if (keys.role !== role) {
+    throw new MuserError('CONFIG_INVALID', `${dir} holds the keys of a ${keys.role}; use another folder for a ${role}`);
+  }
+  return makeRequest(role, keys.tlsKeyPem, signingKeyFromSeed(Buffer.from(keys.signingSeed, 'base64')));
+}
+
+/**
+ * Checks that the coordinator's answer belongs to the keys in `dir`, then stores it.
+ *
+ * @throws MuserError NOT_FOUND without keys; CERTIFICATE_INVALID or CLOCK_SKEW when the bundle does not fit (nothing is
+ *   stored then)
+ */
+export async function installIdentity(dir: string, bundle: IdentityBundle): Promise<Identity> {
+  const checked = checkBundle(bundle);
+  const identity = assemble(await requireKeys(dir), checked, Date.now());
+  await replaceFile(dir, BUNDLE_FILE, `${JSON.stringify(checked)}\n`);
+  return identity;
+}
+
+/**
+ * Reads an installed identity and checks it as a peer would.
+ *
+ * @throws MuserError NOT_FOUND (no keys, or not enrolled yet), CONFIG_INVALID (file modes, damaged files),
+ *   CERTIFICATE_INVALID (expired, other keys, other CA), CLOCK_SKEW (not valid yet)
+ */
+export async function loadIdentity(dir: string): Promise<Identity> {
+  const keys = await requireKeys(dir);
+  const text = await readPrivateFile(dir, BUNDLE_FILE);
+  if (text === null) {
+    throw new MuserError('NOT_FOUND', `the node in ${dir} has keys but no certificate; enroll it at the coordinator`);
+  }
+  return assemble(keys, checkBundle(parseObject(dir, BUNDLE_FILE, text)), Date.now());
+}
+
+function assemble(keys: Keys, bundle: IdentityBundle, nowMs: number): Identity {
+  const signingKey = signingKeyFromSeed(Buffer.from(keys.signingSeed, 'base64'));
+  const nodeId = nodeIdOf(signingKey.publicKey);
+  const certificate = parseCertificate('certificate', bundle.certificatePem);
+  checkCertificate(certificate, keys, nodeId);
+  if (bundle.nodeId !== nodeId) {
+    throw invalid(`the bundle is for node ${bundle.nodeId}, but the keys here are of node ${nodeId}`);
+  }
+  const authority = parseCertificate('CA certificate', bundle.caPem);
+  if (!authority.ca || !certificate.checkIssued(authority) || !certificate.verify(authority.publicKey)) {
+    throw invalid('the certificate was not issued by the CA that came with it; enroll the node again');
+  }
+  checkValidity(certificate, nowMs);
+  return {
+    nodeId,
+    role: keys.role,
+    tlsKeyPem: keys.tlsKeyPem,
+    tlsCertificatePem: bundle.certificatePem,
+    caPem: bundle.caPem,
+    signingKey,
+    coordinatorPublicKey: new Uint8Array(Buffer.from(bundle.coordinatorPublicKey, 'base64')),
+  };
+}
+
+function checkCertificate(certificate: X509Certificate, keys: Keys, nodeId: string): void {
+  const named = peerOf(certificate);
+  if (named.nodeId !== nodeId || named.role !== keys.role) {
+    throw invalid(
+      `the certificate is for ${named.role} ${named.nodeId}, but the keys here are of ${keys.role} ${nodeId}`,
+    );
+  }
+  if (!certificate.checkPrivateKey(createPrivateKey(keys.tlsKeyPem))) {
+    throw invalid('the certificate belongs to another TLS key; enroll the node again');
+  }
+}
+
+function checkValidity(certificate: X509Certificate, nowMs: number): void {
+  const now = new Date(nowMs).toISOString();
+  if (nowMs < Date.parse(certificate.validFrom)) {
+    const from = new Date(certificate.validFrom).toISOString();
+    throw new MuserError('CLOCK_SKEW', `the certificate is valid from ${from}, but this machine's clock says ${now}`);
+  }
+  if (nowMs > Date.parse(certificate.validTo)) {
+    const until = new Date(certificate.validTo).toISOString();
+    throw invalid(`the certificate expired at ${until} (this machine's clock: ${now}); enroll the node again`);
+  }
+}
+
+function parseCertificate(what: string, pem: string): X509Certificate {
+  try {
+    return new X509Certificate(pem);
+  } catch (cause) {
+    throw new MuserError('CERTIFICATE_INVALID', `the ${what} cannot be parsed`, { cause });
+  }
+}
+
+async function requireKeys(dir: string): Promise<Keys> {
+  const keys = await readKeys(dir);
+  if (keys === null) throw new MuserError('NOT_FOUND', `there are no keys in ${dir}; create the identity first`);
+  return keys;
+}
+
+async function readKeys(dir: string): Promise<Keys | null> {
+  const text = await readPrivateFile(dir, KEYS_FILE);
+  if (text === null) return null;
+  const { role, tlsKeyPem, signingSeed } = parseObject(dir, KEYS_FILE, text);
+  if (!isRole(role) || typeof tlsKeyPem !== 'string' || typeof signingSeed !== 'string') throw damaged(dir, KEYS_FILE);
+  if (Buffer.from(signingSeed, 'base64').length !== 32) throw damaged(dir, KEYS_FILE);
+  return { role, tlsKeyPem, signingSeed };
+}
+
+/** Keeps the known fields only. */
+function checkBundle(value: object): IdentityBundle {
+  const { nodeId, certificatePem, caPem, coordinatorPublicKey } = value as Record<string, unknown>;
+  if (
+    typeof nodeId !== 'string' ||
+    typeof certificatePem !== 'string' ||
+    typeof caPem !== 'string' ||
+    typeof coordinatorPublicKey !== 'string' ||
+    Buffer.from(coordinatorPublicKey, 'base64').length !== 32
+  ) {
+    throw invalid('the bundle is not one of a coordinator (nodeId, certificatePem, caPem, coordinatorPublicKey)');
+  }
+  return { nodeId, certificatePem, caPem, coordinatorPublicKey };
+}
+
+function parseObject(dir: string, name: string, text: string): Record<string, unknown> {
+  try {
+    const value: unknown = JSON.parse(text);
+    if (typeof value === 'object' && value !== null) return value as Record<string, unknown>;
+  } catch {
+    // Reported below without the parser's message: it quotes the text, and the text has keys in it.
+  }
+  throw damaged(dir, name);
+}
+
+function damaged(dir: string, name: string): MuserError {
+  return new MuserError('CONFIG_INVALID', `${dir}/${name} is damaged; restore it, or remove ${dir} and enroll again`);
+}
+
+function invalid(message: string): MuserError {
+  return new MuserError('CERTIFICATE_INVALID', message);
+}

@@ -1,0 +1,37 @@
+import { MAX_MESSAGE_BYTES } from '@muser/protocol';
+
+const MIB = 1024 * 1024;
+
+/** HTTP/2 window of a stream and of a connection; with the default of 64 KiB a stream moves 64 KiB a round trip. */
+export const FLOW_CONTROL_WINDOW_BYTES = 16 * MIB;
+
+/** What a server has handed to the socket layer and the kernel has not taken yet. */
+export const MAX_TRANSFER_BYTES_IN_FLIGHT = 8 * MIB;
+export const MAX_PEER_BYTES_IN_FLIGHT = 32 * MIB;
+export const MAX_PROCESS_BYTES_IN_FLIGHT = 128 * MIB;
+
+/** What a client has decoded and its reader has not taken yet; beside it at most the flow-control window is held. */
+export const MAX_RECEIVED_BYTES_WAITING = 2 * MAX_MESSAGE_BYTES;
+
+/** From accept to the end of the TLS handshake. */
+export const HANDSHAKE_TIMEOUT_MS = 5_000;
+/** Connections whose handshake is not done; one more drops the oldest. */
+export const MAX_HANDSHAKES = 64;
+export const MAX_CONNECTIONS = 512;
+export const MAX_CONNECTIONS_PER_PEER = 16;
+export const MAX_STREAMS_PER_CONNECTION = 64;
+
+/** From the call to an established connection. */
+export const CONNECT_TIMEOUT_MS = 5_000;
+/** A reader that takes nothing for so long loses its stream. */
+export const SEND_STALL_TIMEOUT_MS = 30_000;
+
+/**
+ * Both ends ping at the same rate, also without calls, so that neither takes the other's pings for abuse. The timeout covers
+ * a ping that waits behind the kernel's send buffer on a slow link.
+ */
+export const KEEPALIVE_INTERVAL_MS = 10_000;
+export const KEEPALIVE_TIMEOUT_MS = 20_000;
+
+export const INITIAL_RECONNECT_BACKOFF_MS = 200;
+export const MAX_RECONNECT_BACKOFF_MS = 2_000;

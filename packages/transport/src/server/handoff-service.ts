@@ -1,0 +1,65 @@
+import type { Server, ServerWritableStream } from '@grpc/grpc-js';
+import { ByteBudget } from '../budget.js';
+import type { PeerIdentity } from '../identity/types.js';
+import { MAX_PEER_BYTES_IN_FLIGHT, MAX_PROCESS_BYTES_IN_FLIGHT, MAX_TRANSFER_BYTES_IN_FLIGHT } from '../limits.js';
+import { HANDOFF_SERVICE } from '../services.js';
+import { connectionsOf } from './connections.js';
+import { runStreamCall, type Authorize } from './stream-call.js';
+
+export interface PrefillCall {
+  peer: PeerIdentity;
+  /** The encoded PrefillRequest. */
+  requestBytes: Buffer;
+  /** Aborted with a MuserError when the client is gone or cancelled, or the deadline has passed. */
+  signal: AbortSignal;
+  /** Waits for the byte budget and for the stream's drain; throws the signal's reason, or STALLED. */
+  send(frame: Buffer): Promise<void>;
+  /** Handed to the stream and not yet taken by the socket. */
+  readonly bytesInFlight: number;
+}
+
+export interface HandoffHandlers {
+  authorize: Authorize;
+  /** Settling ends the call: a MuserError is sent as the status; anything else as INTERNAL without its text. */
+  prefill: (call: PrefillCall) => Promise<void>;
+}
+
+/** Adds muser.v1.Handoff to a server. */
+export function addHandoffService(server: Server, { authorize, prefill }: HandoffHandlers): void {
+  const connections = connectionsOf(server);
+  const budgets = new PeerBudgets();
+  server.addService(HANDOFF_SERVICE, {
+    Prefill: (call: ServerWritableStream<Buffer, Buffer>) => {
+      void runStreamCall(call, {
+        connections,
+        authorize,
+        budgetOf: (peer) => ({ parent: budgets.of(peer.nodeId), limitBytes: MAX_TRANSFER_BYTES_IN_FLIGHT }),
+        handle: ({ peer, requestBytes, signal, sender }) =>
+          prefill({
+            peer,
+            requestBytes,
+            signal,
+            send: (frame) => sender.send(frame),
+            get bytesInFlight() {
+              return sender.bytesInFlight;
+            },
+          }),
+      });
+    },
+  });
+}
+
+/** One budget for the process, one for each peer that has been seen (as many as are enrolled). */
+class PeerBudgets {
+  readonly #process = new ByteBudget(MAX_PROCESS_BYTES_IN_FLIGHT);
+  readonly #peers = new Map<string, ByteBudget>();
+
+  of(nodeId: string): ByteBudget {
+    let budget = this.#peers.get(nodeId);
+    if (budget === undefined) {
+      budget = new ByteBudget(MAX_PEER_BYTES_IN_FLIGHT, this.#process);
+      this.#peers.set(nodeId, budget);
+    }
+    return budget;
+  }
+}

@@ -1,0 +1,71 @@
+import type { Server, ServerWritableStream } from '@grpc/grpc-js';
+import {
+  decodeWatchNodeRequest,
+  decodeWatchProducersRequest,
+  encodeNodeStatus,
+  encodeProducerList,
+  MAX_MESSAGE_BYTES,
+  type NodeStatus,
+  type ProducerList,
+  type WatchNodeRequest,
+  type WatchProducersRequest,
+} from '@muser/protocol';
+import { ByteBudget } from '../budget.js';
+import type { PeerIdentity } from '../identity/types.js';
+import { MAX_PROCESS_BYTES_IN_FLIGHT } from '../limits.js';
+import { NODE_SERVICE, PLACEMENT_SERVICE } from '../services.js';
+import { connectionsOf } from './connections.js';
+import { runStreamCall, type Authorize } from './stream-call.js';
+
+export interface WatchCall<Request, Update> {
+  peer: PeerIdentity;
+  request: Request;
+  /** Aborted with a MuserError when the watcher is gone. */
+  signal: AbortSignal;
+  /** Resolves when the next update may follow; a slow watcher makes it wait, so send the newest state, not every change. */
+  send(update: Update): Promise<void>;
+}
+
+export interface WatchHandlers<Request, Update> {
+  authorize: Authorize;
+  /** Settling ends the call. */
+  watch: (call: WatchCall<Request, Update>) => Promise<void>;
+}
+
+/** Adds muser.v1.Node (a producer's state and load) to a server. */
+export function addNodeService(server: Server, handlers: WatchHandlers<WatchNodeRequest, NodeStatus>): void {
+  const codec = { decode: decodeWatchNodeRequest, encode: encodeNodeStatus };
+  server.addService(NODE_SERVICE, { Watch: watchMethod(server, handlers, codec) });
+}
+
+/** Adds muser.v1.Placement (the coordinator's list of producers) to a server. */
+export function addPlacementService(
+  server: Server,
+  handlers: WatchHandlers<WatchProducersRequest, ProducerList>,
+): void {
+  const codec = { decode: decodeWatchProducersRequest, encode: encodeProducerList };
+  server.addService(PLACEMENT_SERVICE, { WatchProducers: watchMethod(server, handlers, codec) });
+}
+
+function watchMethod<Request, Update>(
+  server: Server,
+  { authorize, watch }: WatchHandlers<Request, Update>,
+  codec: { decode: (bytes: Buffer) => Request; encode: (update: Update) => Buffer },
+): (call: ServerWritableStream<Buffer, Buffer>) => void {
+  const connections = connectionsOf(server);
+  const parent = new ByteBudget(MAX_PROCESS_BYTES_IN_FLIGHT);
+  return (call) => {
+    void runStreamCall(call, {
+      connections,
+      authorize,
+      budgetOf: () => ({ parent, limitBytes: MAX_MESSAGE_BYTES }),
+      handle: ({ peer, requestBytes, signal, sender }) =>
+        watch({
+          peer,
+          request: codec.decode(requestBytes),
+          signal,
+          send: (update) => sender.send(codec.encode(update)),
+        }),
+    });
+  };
+}

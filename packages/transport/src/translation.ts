@@ -1,0 +1,82 @@
+import { Metadata, status as GrpcStatus, type ServiceError, type StatusObject } from '@grpc/grpc-js';
+import { ERROR_CODES, isErrorCode, MAX_ERROR_MESSAGE_BYTES, MuserError, type ErrorCode } from '@muser/protocol';
+
+/** The one place where gRPC statuses and MuserErrors become each other. */
+
+/** Trailer with the exact code; the gRPC status beside it is for foreign tools. */
+const CODE_TRAILER = 'muser-code';
+
+/**
+ * What a server answers. Anything but a MuserError is an internal error whose text stays on this side: it may quote data.
+ */
+export function toStatus(error: unknown): StatusObject {
+  const known = error instanceof MuserError ? error : new MuserError('INTERNAL', 'internal error');
+  const metadata = new Metadata();
+  metadata.set(CODE_TRAILER, known.code);
+  return {
+    code: GrpcStatus[ERROR_CODES[known.code].grpcStatus],
+    details: boundedText(known.message),
+    metadata,
+  };
+}
+
+export interface CallFacts {
+  /** "host:port" as it was dialled. */
+  target: string;
+  /** The connection was there when the call ended. */
+  connected: boolean;
+  /** What checkServerIdentity found wrong, if it was asked and refused. */
+  identityProblem: MuserError | null;
+}
+
+/** What a client reports. */
+export function fromServiceError(error: ServiceError, facts: CallFacts): MuserError {
+  const sent = error.metadata.get(CODE_TRAILER)[0];
+  const details = { target: facts.target };
+  if (isErrorCode(sent)) {
+    return new MuserError(sent, boundedText(error.details), { cause: error, details });
+  }
+  if (facts.identityProblem !== null && error.code === GrpcStatus.UNAVAILABLE) return facts.identityProblem;
+  const { code, message } = withoutCode(error, facts);
+  return new MuserError(code, message, { cause: error, details });
+}
+
+/** The call ended by something that no handler of ours sent: the connection, grpc-js itself, or a foreign server. */
+function withoutCode(error: ServiceError, { target, connected }: CallFacts): { code: ErrorCode; message: string } {
+  const text = boundedText(error.details);
+  switch (error.code) {
+    case GrpcStatus.DEADLINE_EXCEEDED:
+      return { code: 'DEADLINE_EXCEEDED', message: `${target} did not finish before the deadline` };
+    case GrpcStatus.RESOURCE_EXHAUSTED:
+      return { code: 'MESSAGE_TOO_LARGE', message: `a message from or to ${target} is over the limit: ${text}` };
+    case GrpcStatus.UNIMPLEMENTED:
+      return { code: 'PROTOCOL_VERSION', message: `${target} does not offer this call: ${text}` };
+    case GrpcStatus.UNAUTHENTICATED:
+      return { code: 'UNAUTHENTICATED', message: `${target} does not know this node: ${text}` };
+    case GrpcStatus.PERMISSION_DENIED:
+      return { code: 'PERMISSION_DENIED', message: `${target} refused: ${text}` };
+    default:
+      if (!connected && isCertificateTrouble(text)) {
+        return { code: 'PEER_IDENTITY', message: `no trusted connection to ${target}: ${text}` };
+      }
+      return connected
+        ? { code: 'PEER_UNREACHABLE', message: `the connection to ${target} broke: ${text}` }
+        : { code: 'PEER_UNREACHABLE', message: `${target} cannot be reached: ${text}` };
+  }
+}
+
+/**
+ * grpc-js reports a failed handshake as text only. OpenSSL's own wording for a certificate that one of the two sides refuses;
+ * an unknown wording is reported as PEER_UNREACHABLE, with the text.
+ */
+function isCertificateTrouble(text: string): boolean {
+  return /certificate|unable to get (local )?issuer|alert unknown ca|alert access denied/i.test(text);
+}
+
+/** At most MAX_ERROR_MESSAGE_BYTES of valid UTF-8: grpc-js cannot encode lone surrogates, and trailers have a size limit. */
+export function boundedText(text: string): string {
+  const bytes = Buffer.from(text, 'utf8');
+  if (bytes.length <= MAX_ERROR_MESSAGE_BYTES) return bytes.toString('utf8');
+  const decoder = new TextDecoder('utf-8');
+  return `${decoder.decode(bytes.subarray(0, MAX_ERROR_MESSAGE_BYTES - 8), { stream: true })}...`;
+}
