@@ -1,0 +1,145 @@
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+
+import { MAX_PAYLOAD_BYTES, MuserError, planChunkShards, verifyingKey } from '@muser/protocol';
+import { ensurePrivateFolder, lockFolder, type Logger } from '@muser/service-kit';
+import {
+  addHandoffService,
+  addNodeService,
+  createServer,
+  type Identity,
+  loadIdentity,
+  type PeerIdentity,
+  PeerListener,
+  type Role,
+} from '@muser/transport';
+
+import type { PrefillBackend } from './backend/backend.js';
+import { openBackend } from './backend/open-backend.js';
+import type { ProducerConfig } from './config.js';
+import { watchNode } from './node-status.js';
+import { TransferService } from './transfer/transfer-service.js';
+
+/** Streams that are still open when draining is over are broken after this. */
+const LISTENER_GRACE_MS = 2_000;
+
+export const identityDir = (stateDir: string): string => join(stateDir, 'identity');
+
+export interface Producer {
+  readonly nodeId: string;
+  readonly address: { readonly host: string; readonly port: number };
+  readonly backend: PrefillBackend;
+  readonly transfers: TransferService;
+  /** Drains, then stops listening and frees the engine. Takes `drainMs` and a few seconds at most. */
+  close(): Promise<void>;
+}
+
+/**
+ * Starts everything in order: state folder, identity, model, listener. Whatever was started is stopped again when a
+ * later step fails.
+ *
+ * @param open makes the engine
+ * @throws MuserError or ServiceError of the step that failed
+ */
+export async function startProducer(
+  config: ProducerConfig,
+  logger: Logger,
+  signal: AbortSignal,
+  open: typeof openBackend = openBackend,
+): Promise<Producer> {
+  const cleanups: (() => Promise<void>)[] = [];
+  const close = async (): Promise<void> => {
+    for (const cleanup of cleanups.splice(0).reverse()) await cleanup();
+  };
+  try {
+    await ensurePrivateFolder(config.stateDir);
+    const lock = await lockFolder(config.stateDir);
+    cleanups.push(() => lock.release());
+    const identity = await loadOwnIdentity(config.stateDir);
+    const backend = await open(config, signal);
+    cleanups.push(() => backend.close());
+    checkStaging(config, backend);
+    const transfers = createTransfers(config, identity, backend, logger);
+    const listener = await listen(config, identity, { backend, transfers, logger });
+    cleanups.push(() => listener.close(LISTENER_GRACE_MS));
+    cleanups.push(() => transfers.drain(config.drainMs));
+    signal.throwIfAborted();
+    return { nodeId: identity.nodeId, address: listener.address, backend, transfers, close };
+  } catch (error) {
+    await close();
+    throw error;
+  }
+}
+
+async function loadOwnIdentity(stateDir: string): Promise<Identity> {
+  const identity = await loadIdentity(identityDir(stateDir));
+  if (identity.role !== 'producer') {
+    throw new MuserError('CONFIG_INVALID', `${identityDir(stateDir)} holds the identity of a ${identity.role}`);
+  }
+  return identity;
+}
+
+/** Compute of one chunk and sending of another must fit, or a transfer would wait for itself. */
+function checkStaging(config: ProducerConfig, { model, limits }: PrefillBackend): void {
+  const { stagingBytes, stagingBytesPerTransfer } = config.budgets;
+  const [wireType = 'f16'] = limits.wireTypes;
+  const chunk = { geometry: model.geometry, wireType, chunkStart: 0, chunkEnd: limits.chunkTokens, windowStart: 0 };
+  const chunkBytes = planChunkShards(chunk, MAX_PAYLOAD_BYTES).reduce((sum, plan) => sum + plan.payloadBytes, 0);
+  const smallest = Math.min(stagingBytes, stagingBytesPerTransfer);
+  if (smallest >= 2 * chunkBytes) return;
+  const message = `budgets: ${smallest} bytes of staging do not hold two chunks of ${chunkBytes} bytes; raise them or lower chunkTokens`;
+  throw new MuserError('CONFIG_INVALID', message, { details: { chunkBytes } });
+}
+
+function createTransfers(
+  config: ProducerConfig,
+  identity: Identity,
+  backend: PrefillBackend,
+  logger: Logger,
+): TransferService {
+  return new TransferService({
+    producerId: identity.nodeId,
+    signingKey: identity.signingKey,
+    coordinatorKey: verifyingKey(identity.coordinatorPublicKey),
+    backend,
+    queueLimit: config.queueLimit,
+    stagingBytes: config.budgets.stagingBytes,
+    stagingBytesPerTransfer: config.budgets.stagingBytesPerTransfer,
+    logger: logger.child({ component: 'transfer' }),
+  });
+}
+
+async function listen(
+  config: ProducerConfig,
+  identity: Identity,
+  parts: { backend: PrefillBackend; transfers: TransferService; logger: Logger },
+): Promise<PeerListener> {
+  const { backend, transfers, logger } = parts;
+  const server = createServer();
+  addHandoffService(server, {
+    authorize: (peer) => requireRole(peer, 'decoder'),
+    prefill: (call) => transfers.prefill(call),
+  });
+  const source = { nodeId: identity.nodeId, version: ownVersion(), backend, transfers };
+  addNodeService(server, {
+    authorize: (peer) => requireRole(peer, 'coordinator'),
+    watch: (call) => watchNode(source, call),
+  });
+  return PeerListener.listen({
+    identity,
+    host: config.host,
+    port: config.port,
+    server,
+    logger: logger.child({ component: 'listener' }),
+  });
+}
+
+function requireRole(peer: PeerIdentity, role: Role): void {
+  if (peer.role === role) return;
+  throw new MuserError('PERMISSION_DENIED', `this call is for a ${role}; ${peer.nodeId} is a ${peer.role}`);
+}
+
+function ownVersion(): string {
+  const manifest = JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8')) as { version: string };
+  return manifest.version;
+}

@@ -1,0 +1,179 @@
+import { randomUUID } from 'node:crypto';
+
+import { MuserError, type SigningKey, toMuserError, TransferSender, type VerifyingKey } from '@muser/protocol';
+import type { Logger } from '@muser/service-kit';
+import { ByteBudget, type PrefillCall } from '@muser/transport';
+
+import { orLate } from '../abort.js';
+import type { PrefillBackend } from '../backend/backend.js';
+import { PrefillRate } from '../prefill-rate.js';
+import { admit, type AdmittedRequest } from './admission.js';
+import { ComputeQueue } from './compute-queue.js';
+import { choosePayloadHash, type PayloadHash } from './payload-hash.js';
+import { Transfer, type TransferOutcome } from './transfer.js';
+
+/** Transfers that are computed and still being sent, beyond those that compute or wait. */
+const MAX_SENDING = 64;
+
+export interface TransferServiceOptions {
+  readonly producerId: string;
+  readonly signingKey: SigningKey;
+  readonly coordinatorKey: VerifyingKey;
+  readonly backend: PrefillBackend;
+  readonly queueLimit: number;
+  readonly stagingBytes: number;
+  readonly stagingBytesPerTransfer: number;
+  readonly logger: Logger;
+  readonly hash?: PayloadHash;
+}
+
+export interface TransferLoad {
+  /** Transfers that wait for the engine. */
+  readonly queueLength: number;
+  /** Transfers that are not settled, the waiting ones included. */
+  readonly activeTransfers: number;
+  /** 0 = not measured yet. */
+  readonly prefillTokensPerSecond: number;
+  readonly stagedBytes: number;
+}
+
+/** All transfers of a producer: which may start, in which order they compute, and how they end when the process does. */
+export class TransferService {
+  readonly #options: TransferServiceOptions;
+  readonly #queue: ComputeQueue;
+  readonly #staging: ByteBudget;
+  readonly #hash: PayloadHash;
+  readonly #rate = new PrefillRate();
+  /** By nonce, in hexadecimal. */
+  readonly #active = new Map<string, { transfer: Transfer; settled: Promise<unknown> }>();
+  readonly #drain = new AbortController();
+
+  constructor(options: TransferServiceOptions) {
+    this.#options = options;
+    this.#queue = new ComputeQueue({
+      concurrency: options.backend.limits.maxConcurrent,
+      queueLimit: options.queueLimit,
+    });
+    this.#staging = new ByteBudget(options.stagingBytes);
+    this.#hash = options.hash ?? choosePayloadHash();
+  }
+
+  get load(): TransferLoad {
+    return {
+      queueLength: this.#queue.waiting,
+      activeTransfers: this.#active.size,
+      prefillTokensPerSecond: this.#rate.tokensPerSecond,
+      stagedBytes: this.#staging.usedBytes,
+    };
+  }
+
+  /** Aborts when draining begins. */
+  get drainBegun(): AbortSignal {
+    return this.#drain.signal;
+  }
+
+  /**
+   * Serves one Prefill call. A request that is refused ends with the call's status; once Begin was sent, with an Error
+   * frame. Settles when everything that the transfer held is free.
+   */
+  async prefill(call: PrefillCall): Promise<void> {
+    const receivedAtMs = performance.now();
+    const logger = this.#options.logger.child({ transfer: randomUUID(), decoder: call.peer.nodeId });
+    let outcome: TransferOutcome;
+    try {
+      outcome = await this.#accept(call, receivedAtMs);
+    } catch (cause) {
+      const error = toMuserError(cause, 'INTERNAL');
+      logger.warn({ code: error.code, reason: error.message }, 'transfer refused');
+      throw error;
+    }
+    this.#report(outcome, logger);
+    if (outcome.error !== null && !outcome.told) throw outcome.error;
+  }
+
+  /** Takes nothing new; what waits fails at once, what runs may finish within `limitMs` and is cancelled then. */
+  async drain(limitMs: number): Promise<void> {
+    const draining = new MuserError('PRODUCER_DRAINING', 'the producer is closing');
+    this.#drain.abort(draining);
+    const all = [...this.#active.values()];
+    for (const { transfer } of all) if (transfer.state === 'queued') transfer.cancel(draining);
+    const settled = Promise.allSettled(all.map((entry) => entry.settled));
+    await orLate(settled, limitMs, () => draining).catch(() => {
+      for (const { transfer } of all) transfer.cancel(draining);
+    });
+    await settled;
+  }
+
+  async #accept(call: PrefillCall, receivedAtMs: number): Promise<TransferOutcome> {
+    this.#drain.signal.throwIfAborted();
+    const { producerId, coordinatorKey, backend } = this.#options;
+    const admitted = admit(call.requestBytes, call.peer.nodeId, {
+      producerId,
+      coordinatorKey,
+      model: backend.model,
+      limits: backend.limits,
+    });
+    const nonce = Buffer.from(admitted.request.nonce).toString('hex');
+    if (this.#active.has(nonce)) throw new MuserError('NONCE_ACTIVE', 'a transfer with this nonce is running');
+    this.#checkRoom();
+    const transfer = this.#createTransfer(call, admitted, receivedAtMs);
+    const settled = transfer.run();
+    this.#active.set(nonce, { transfer, settled });
+    try {
+      return await settled;
+    } finally {
+      this.#active.delete(nonce);
+    }
+  }
+
+  #checkRoom(): void {
+    const limit = this.#options.backend.limits.maxConcurrent + this.#options.queueLimit + MAX_SENDING;
+    if (this.#active.size < limit) return;
+    throw new MuserError('QUEUE_FULL', `${this.#active.size} transfers are not finished, the limit is ${limit}`, {
+      details: { transfers: this.#active.size, limit },
+    });
+  }
+
+  #createTransfer(call: PrefillCall, admitted: AdmittedRequest, receivedAtMs: number): Transfer {
+    const { producerId, signingKey, backend, stagingBytesPerTransfer } = this.#options;
+    const { request, digest, wireType } = admitted;
+    const { chunkTokens: largestChunk } = backend.limits;
+    const sender = new TransferSender({
+      nonce: request.nonce,
+      requestDigest: digest,
+      producerId,
+      key: signingKey,
+      fingerprint: backend.model.identity.fingerprint,
+      producerModel: backend.model.identity.modelDigest,
+      geometry: backend.model.geometry,
+      wireType,
+      firstToken: request.heldTokens,
+      endToken: request.tokens.length - 1,
+      chunkTokens: request.chunkTokens === 0 ? largestChunk : Math.min(request.chunkTokens, largestChunk),
+    });
+    return new Transfer({
+      admitted,
+      sender,
+      send: (frame) => call.send(frame),
+      readerGone: call.signal,
+      backend,
+      queue: this.#queue,
+      staging: new ByteBudget(stagingBytesPerTransfer, this.#staging),
+      hash: this.#hash,
+      receivedAtMs,
+    });
+  }
+
+  #report(outcome: TransferOutcome, logger: Logger): void {
+    const { state, error, prefillMs, computedTokens, queueMs, payloadBytes, shards } = outcome;
+    if (prefillMs !== null) this.#rate.measured(computedTokens, prefillMs);
+    const facts = {
+      state,
+      computedTokens,
+      queueMs: Math.round(queueMs),
+      prefillMs: prefillMs && Math.round(prefillMs),
+    };
+    if (error === null) logger.info({ ...facts, payloadBytes, shards }, 'transfer sealed');
+    else logger.warn({ ...facts, code: error.code, reason: error.message }, `transfer ${state}`);
+  }
+}

@@ -1,0 +1,165 @@
+import {
+  type Geometry,
+  type KvKind,
+  MAX_PAYLOAD_BYTES,
+  planChunkShards,
+  type ShardPlan,
+  type WireType,
+} from '@muser/protocol';
+
+import type { StagingBudget } from '../../src/backend/backend.js';
+
+/** Tokens that look like a prompt to nobody, but are the same for the same seed. */
+export function promptTokens(length: number, vocabularySize: number, seed: number): Uint32Array {
+  let state = seed >>> 0;
+  return Uint32Array.from({ length }, () => {
+    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+    return (state >>> 8) % vocabularySize;
+  });
+}
+
+/** Payload bytes of one chunk. */
+export function chunkBytes(
+  geometry: Geometry,
+  wireType: WireType,
+  chunk: { start: number; end: number; windowStart: number },
+): number {
+  const { start: chunkStart, end: chunkEnd, windowStart } = chunk;
+  const plans = planChunkShards({ geometry, wireType, chunkStart, chunkEnd, windowStart }, MAX_PAYLOAD_BYTES);
+  return plans.reduce((sum, plan) => sum + plan.payloadBytes, 0);
+}
+
+/** Every row of a prompt in wire form, and which of them are there. */
+export class Rows {
+  readonly wireType: WireType;
+  readonly #geometry: Geometry;
+  readonly #rowBytes: number;
+  readonly #tables = new Map<string, Uint8Array>();
+  readonly #present = new Map<string, Uint8Array>();
+
+  constructor(geometry: Geometry, wireType: WireType, tokens: number) {
+    this.wireType = wireType;
+    this.#geometry = geometry;
+    this.#rowBytes = geometry.kvHeads * geometry.headDimension * 2;
+    for (const layer of geometry.layers.keys()) {
+      for (const kind of ['k', 'v'] as const) {
+        this.#tables.set(`${layer}${kind}`, new Uint8Array(tokens * this.#rowBytes));
+        this.#present.set(`${layer}${kind}`, new Uint8Array(tokens));
+      }
+    }
+  }
+
+  put(layer: number, kind: KvKind, tokenStart: number, bytes: Uint8Array): void {
+    const present = this.#present.get(`${layer}${kind}`);
+    if (present === undefined) throw new Error(`there is no layer ${layer}`);
+    const count = bytes.length / this.#rowBytes;
+    if (!Number.isInteger(count)) throw new Error('a part is not a whole number of rows');
+    for (let token = tokenStart; token < tokenStart + count; token += 1) {
+      if (present[token] !== 0) throw new Error(`row ${token} of ${layer}${kind} came twice, or is outside`);
+      present[token] = 1;
+    }
+    this.#tables.get(`${layer}${kind}`)?.set(bytes, tokenStart * this.#rowBytes);
+  }
+
+  /** Parts lie behind one another in the payload. */
+  putShard(plan: ShardPlan, payload: Uint8Array): void {
+    const partBytes = plan.tokenCount * this.#rowBytes;
+    for (const [index, { layer, kind }] of plan.parts.entries()) {
+      this.put(layer, kind, plan.tokenStart, payload.subarray(index * partBytes, (index + 1) * partBytes));
+    }
+  }
+
+  /** Null when every row from `from` on that can be expected is there and equal; else where the first difference is. */
+  firstDifference(other: Rows, from = 0): string | null {
+    for (const [name, table] of this.#tables) {
+      const theirs = other.#tables.get(name) ?? new Uint8Array(0);
+      for (let token = from; token < table.length / this.#rowBytes; token += 1) {
+        if (this.#present.get(name)?.[token] !== 1) return `${name}: row ${token} is missing`;
+        const range = [token * this.#rowBytes, (token + 1) * this.#rowBytes] as const;
+        if (Buffer.compare(table.subarray(...range), theirs.subarray(...range)) !== 0)
+          return `${name}: row ${token} differs`;
+      }
+    }
+    return null;
+  }
+
+  /** Whether every value is within `tolerance` of the other's, absolutely or relative to it; for batched compute. */
+  sameWithin(other: Rows, tolerance: number): boolean {
+    for (const [name, table] of this.#tables) {
+      const mine = halves(table);
+      const theirs = halves(other.#tables.get(name) ?? new Uint8Array(0));
+      if (mine.length !== theirs.length) return false;
+      let squares = 0;
+      let differences = 0;
+      for (const [index, value] of mine.entries()) {
+        squares += value * value;
+        differences += (value - (theirs[index] ?? NaN)) ** 2;
+      }
+      if (!(Math.sqrt(differences / squares) <= tolerance)) return false;
+    }
+    return true;
+  }
+
+  get geometry(): Geometry {
+    return this.#geometry;
+  }
+}
+
+/** f16, little-endian. */
+function halves(bytes: Uint8Array): Float64Array {
+  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  return Float64Array.from({ length: bytes.length / 2 }, (_, index) => {
+    const bits = view.getUint16(2 * index, true);
+    const fraction = bits & 0x3ff;
+    const exponent = (bits >> 10) & 0x1f;
+    const size = exponent === 0 ? fraction * 2 ** -24 : (1 + fraction / 1024) * 2 ** (exponent - 15);
+    return (bits & 0x8000) === 0 ? size : -size;
+  });
+}
+
+/** A staging budget that remembers its peak and tells when somebody has to wait. */
+export class CountingBudget implements StagingBudget {
+  readonly #limitBytes: number;
+  readonly #waiting: { bytes: number; grant: () => void }[] = [];
+  #contended: (() => void)[] = [];
+  usedBytes = 0;
+  peakBytes = 0;
+
+  constructor(limitBytes: number) {
+    this.#limitBytes = limitBytes;
+  }
+
+  acquire(bytes: number, signal: AbortSignal): Promise<void> {
+    return new Promise((resolve, reject) => {
+      signal.throwIfAborted();
+      const grant = (): void => {
+        signal.removeEventListener('abort', onAbort);
+        this.usedBytes += bytes;
+        this.peakBytes = Math.max(this.peakBytes, this.usedBytes);
+        resolve();
+      };
+      const waiter = { bytes, grant };
+      const onAbort = (): void => {
+        this.#waiting.splice(this.#waiting.indexOf(waiter), 1);
+        reject(signal.reason as Error);
+      };
+      if (this.usedBytes + bytes <= this.#limitBytes) return grant();
+      signal.addEventListener('abort', onAbort, { once: true });
+      this.#waiting.push(waiter);
+      for (const tell of this.#contended.splice(0)) tell();
+    });
+  }
+
+  release(bytes: number): void {
+    this.usedBytes -= bytes;
+    const [next] = this.#waiting;
+    if (next === undefined || this.usedBytes + next.bytes > this.#limitBytes) return;
+    this.#waiting.shift();
+    next.grant();
+  }
+
+  /** Resolves as soon as somebody waits. */
+  contended(): Promise<void> {
+    return this.#waiting.length > 0 ? Promise.resolve() : new Promise((resolve) => this.#contended.push(resolve));
+  }
+}
