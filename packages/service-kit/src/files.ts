@@ -1,5 +1,5 @@
 import { randomBytes } from 'node:crypto';
-import { chmod, mkdir, open, rename, rm, stat } from 'node:fs/promises';
+import { chmod, mkdir, open, readFile, rename, rm, stat } from 'node:fs/promises';
 import { basename, dirname, join } from 'node:path';
 
 import { ServiceError } from './errors.js';
@@ -39,6 +39,25 @@ export async function ensurePrivateFolder(path: string): Promise<void> {
     const reason = (error as NodeJS.ErrnoException).code ?? 'unknown reason';
     throw new ServiceError('UNAVAILABLE', `the folder ${path} cannot be made or entered (${reason})`, { cause: error });
   }
+}
+
+/**
+ * A small secret file's text; null when it does not exist.
+ *
+ * @throws ServiceError CONFIG_INVALID when others than its owner can reach it, or it cannot be read
+ */
+export async function readPrivateFile(path: string): Promise<string | null> {
+  try {
+    const { mode } = await stat(path);
+    if ((mode & 0o077) === 0) return await readFile(path, 'utf8');
+  } catch (error) {
+    const reason = (error as NodeJS.ErrnoException).code;
+    if (reason === 'ENOENT') return null;
+    throw new ServiceError('CONFIG_INVALID', `${path} cannot be read (${reason ?? 'unknown reason'})`, {
+      cause: error,
+    });
+  }
+  throw new ServiceError('CONFIG_INVALID', `other users can reach the secret in ${path}: run chmod 600 ${path}`);
 }
 
 async function syncFolder(folder: string): Promise<void> {

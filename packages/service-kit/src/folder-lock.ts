@@ -31,7 +31,13 @@ export async function lockFolder(folder: string): Promise<FolderLock> {
     started: (await startOf(process.pid)) ?? '',
     token: randomBytes(12).toString('hex'),
   };
-  if (!(await createExclusively(path, mine))) await takeOver(path, mine);
+  try {
+    if (!(await createExclusively(path, mine))) await takeOver(path, mine);
+  } catch (error) {
+    if (error instanceof ServiceError) throw error;
+    const reason = (error as NodeJS.ErrnoException).code ?? 'unknown reason';
+    throw new ServiceError('UNAVAILABLE', `nothing can be written in ${folder} (${reason})`, { cause: error });
+  }
   return {
     async release() {
       if ((await readHolder(path))?.token === mine.token) await rm(path, { force: true });

@@ -17,7 +17,7 @@ export type { Command, CommandLine } from './command-line.js';
 export { createHttpServer } from './http/server.js';
 export type { ErrorReply, HttpServer, HttpServerOptions } from './http/server.js';
 export { fileDigest } from './file-digest.js';
-export { ensurePrivateFolder, writeFileAtomic } from './files.js';
+export { ensurePrivateFolder, readPrivateFile, writeFileAtomic } from './files.js';
 export { lockFolder } from './folder-lock.js';
 export type { FolderLock } from './folder-lock.js';
 export { systemClock } from './clock.js';
