@@ -1,0 +1,65 @@
+import { availableParallelism } from 'node:os';
+import { fields } from '@muser/service-kit';
+import { z } from 'zod';
+
+/** What the decoder's environment variables begin with. */
+export const ENV_PREFIX = 'MUSER_DECODER_';
+
+const milliseconds = z.number().int().min(1).max(3_600_000);
+const hostPort = z.string().regex(/^(\[[0-9a-fA-F:]+\]|[^:\s]+):\d{1,5}$/, 'must be "host:port"');
+
+/** Which way a request's prompt is prefilled; `auto` takes the one with the smaller predicted time to first token. */
+export const prefillModeSchema = z.enum(['local', 'remote', 'auto']);
+export type PrefillMode = z.infer<typeof prefillModeSchema>;
+
+/** The decoder's configuration file. docs/CONFIG.md is generated from this schema. */
+export const decoderConfigSchema = z.strictObject({
+  stateDir: fields.stateDir(),
+  host: fields.host('Loopback address of the HTTP API.'),
+  port: fields.port('Port of the HTTP API.'),
+  model: z.string().min(1).describe('Path of the GGUF file.'),
+  contextTokens: z
+    .number()
+    .int()
+    .min(64)
+    .max(1_048_576)
+    .default(32_768)
+    .describe('KV cells shared by all sequences, in tokens.'),
+  maxSequences: z.number().int().min(1).max(64).default(4).describe('Requests that run at once.'),
+  chunkTokens: z.number().int().min(1).max(8_192).default(512).describe('Tokens of one prefill step.'),
+  threads: z
+    .number()
+    .int()
+    .min(1)
+    .max(512)
+    .default(Math.max(1, Math.floor(availableParallelism() / 2)))
+    .describe("CPU threads of the engine; all engines of a machine share its cores (default: half of this machine's)."),
+  flashAttention: z.boolean().default(true).describe('Flash attention; off gives bit-exact hand-offs.'),
+  kvType: z.enum(['f16', 'q8_0']).default('f16').describe('Type of the KV cache; q8_0 needs flash attention.'),
+  answerTokens: z
+    .number()
+    .int()
+    .min(1)
+    .max(131_072)
+    .default(2_048)
+    .describe('Longest answer of a request that names no limit, in tokens; never more than the context has left.'),
+  queueLimit: z
+    .number()
+    .int()
+    .min(0)
+    .max(10_000)
+    .default(64)
+    .describe('Requests that may wait for room in the engine.'),
+  queueDeadlineMs: milliseconds.default(300_000).describe('Longest wait for room in the engine.'),
+  coordinator: hostPort
+    .nullable()
+    .default(null)
+    .describe('gRPC address of the coordinator; null means that every prefill is local.'),
+  prefill: prefillModeSchema.default('auto').describe('Way of requests that name none.'),
+  transferDeadlineMs: milliseconds.default(600_000).describe('Longest remote prefill, queue and transfer included.'),
+  stallTimeoutMs: milliseconds.default(15_000).describe('Longest silence of a producer during a transfer.'),
+  drainMs: milliseconds.default(10_000).describe('How long running requests may go on after SIGTERM.'),
+  logLevel: fields.logLevel(),
+  exitWithParent: fields.exitWithParent(),
+});
+export type DecoderConfig = Readonly<z.infer<typeof decoderConfigSchema>>;

@@ -1,0 +1,135 @@
+import { join } from 'node:path';
+import { loadIdentity, type Identity } from '@muser/transport';
+import { ensurePrivateFolder, fileDigest, lockFolder, type Logger } from '@muser/service-kit';
+import { ActiveRequests } from './api/active-requests.js';
+import { createApi } from './api/server.js';
+import { ChatTemplate } from './chat/template.js';
+import type { DecoderConfig } from './config.js';
+import { DecoderEngine } from './engine/decoder-engine.js';
+import { measureLocalPrefill } from './engine/warm-up.js';
+import { MeasuredRates } from './placement/rates.js';
+import { ProducerConnections } from './producers/connections.js';
+import { ProducerDirectory } from './producers/directory.js';
+import { CoordinatorWatch } from './producers/watch.js';
+import { RequestRunner } from './requests/runner.js';
+
+/** How long answers that were written may take to leave when the server closes. */
+const CLOSE_GRACE_MS = 1_000;
+
+export interface RunningDecoder {
+  /** For the ready line. */
+  readonly ready: { http: string; nodeId: string | null; model: string };
+  close(): Promise<void>;
+}
+
+interface Remote {
+  readonly connections: ProducerConnections;
+  readonly watch: CoordinatorWatch;
+}
+
+/**
+ * Starts everything in the order in which it depends on each other, and takes it down the other way round, also when a
+ * later part does not start.
+ */
+export async function startDecoder(
+  config: DecoderConfig,
+  logger: Logger,
+  signal: AbortSignal,
+): Promise<RunningDecoder> {
+  const closers: (() => Promise<void> | void)[] = [];
+  const close = async (): Promise<void> => {
+    for (const closer of closers.splice(0).reverse()) await closer();
+  };
+  try {
+    return { ready: await start(config, logger, signal, closers), close };
+  } catch (error) {
+    await close();
+    throw error;
+  }
+}
+
+async function start(
+  config: DecoderConfig,
+  logger: Logger,
+  signal: AbortSignal,
+  closers: (() => Promise<void> | void)[],
+): Promise<RunningDecoder['ready']> {
+  await ensurePrivateFolder(config.stateDir);
+  const lock = await lockFolder(config.stateDir);
+  closers.push(() => lock.release());
+  const identity = config.coordinator === null ? null : await loadIdentity(join(config.stateDir, 'identity'));
+
+  const modelDigest = await fileDigest(config.model, config.stateDir, signal);
+  const engine = await DecoderEngine.start({ ...config, modelDigest }, signal);
+  closers.push(() => engine.close());
+  const template = new ChatTemplate(engine.model.info.chatTemplate, templateTexts(engine));
+  const rates = new MeasuredRates();
+  await measureLocalPrefill(engine, rates, signal);
+
+  const directory = new ProducerDirectory();
+  const remote = followCoordinator(config, identity, engine, directory, logger);
+  closers.push(async () => {
+    await remote?.watch.close();
+    remote?.connections.close();
+  });
+
+  const { transferDeadlineMs, stallTimeoutMs, prefill, answerTokens, host } = config;
+  const connections = remote?.connections ?? null;
+  const runner = new RequestRunner({
+    engine,
+    directory,
+    connections,
+    rates,
+    transferDeadlineMs,
+    stallTimeoutMs,
+    logger,
+  });
+  const active = new ActiveRequests();
+  const api = createApi({
+    engine,
+    template,
+    prefill,
+    answerTokens,
+    runner,
+    active,
+    host,
+    directory,
+    coordinatorState: () => remote?.watch.state ?? 'absent',
+    logger,
+  });
+  closers.push(async () => {
+    await active.drain(config.drainMs);
+    await api.close(CLOSE_GRACE_MS);
+  });
+  const { url } = await api.listen(config.port);
+  return { http: url, nodeId: identity?.nodeId ?? null, model: engine.identity.name };
+}
+
+function followCoordinator(
+  config: DecoderConfig,
+  identity: Identity | null,
+  engine: DecoderEngine,
+  directory: ProducerDirectory,
+  logger: Logger,
+): Remote | null {
+  if (config.coordinator === null || identity === null) return null;
+  const connections = new ProducerConnections(identity);
+  const watch = new CoordinatorWatch({
+    identity,
+    target: config.coordinator,
+    model: engine.identity,
+    name: 'decoder',
+    logger,
+    onList: (list) => {
+      directory.update(list);
+      connections.keepOnly(new Set(list.producers.map((producer) => producer.nodeId)));
+    },
+  });
+  return { connections, watch };
+}
+
+function templateTexts(engine: DecoderEngine): { bosText: string; eosText: string } {
+  const { info } = engine.model;
+  const eosText = info.eosToken === null ? '' : Buffer.from(engine.model.pieceBytes(info.eosToken)).toString('utf8');
+  return { bosText: info.bosText, eosText };
+}

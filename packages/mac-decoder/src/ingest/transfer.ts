@@ -1,0 +1,246 @@
+import type { KvStage } from '@muser/metal';
+import {
+  MuserError,
+  toMuserError,
+  type Begin,
+  type Geometry,
+  type ModelIdentity,
+  type ProducerEntry,
+  type Progress,
+  type TransferEvent,
+} from '@muser/protocol';
+import type { SequenceLease } from '../engine/decoder-engine.js';
+import { engineCallSync } from '../errors/engine-errors.js';
+import { TransferFigures } from './figures.js';
+import { InstallQueue, type ReceivedChunk } from './install-queue.js';
+import { openTransfer } from './request.js';
+import { MAX_STAGED_BYTES, stageBytes } from './staging.js';
+
+/**
+ * Where one transfer stands.
+ *
+ * | state      | what happened                                  | leaves it by                                             |
+ * |------------|------------------------------------------------|----------------------------------------------------------|
+ * | requested  | the request is on its way                      | a valid Begin -> receiving                               |
+ * | receiving  | shards come, complete chunks are installed     | a valid Seal -> sealed                                   |
+ * | sealed     | all is received; last installs may be running  | end of the stream and of the installs -> installed       |
+ * | installed  | the sequence holds every row: decode           | -                                                        |
+ * | failed     | any error, any time: nothing more is installed | -                                                        |
+ */
+export type TransferState = 'requested' | 'receiving' | 'sealed' | 'installed' | 'failed';
+
+/** Frames of one call: `PeerClient.prefill` behind a choice of addresses. */
+export type FrameSource = (
+  requestBytes: Buffer,
+  options: { signal: AbortSignal; deadlineMs: number; idleTimeoutMs: number },
+) => AsyncIterable<Buffer>;
+
+export interface TransferOptions {
+  readonly lease: SequenceLease;
+  readonly frames: FrameSource;
+  readonly producer: ProducerEntry;
+  readonly model: ModelIdentity;
+  readonly geometry: Geometry;
+  /** The whole prompt. Rows [position of the sequence, length - 1) are transferred. */
+  readonly tokens: Uint32Array;
+  /** Compute chunk that the decoder would use itself. */
+  readonly chunkTokens: number;
+  readonly deadlineMs: number;
+  readonly stallTimeoutMs: number;
+  /** The request's own end: nothing is saved then. */
+  readonly signal: AbortSignal;
+  readonly now: () => number;
+  readonly observer: TransferObserver;
+}
+
+/** Told of what happens, in order. */
+export interface TransferObserver {
+  accepted(at: number): void;
+  progress(progress: Progress): void;
+  received(at: number, figures: TransferFigures): void;
+  sealed(at: number, figures: TransferFigures): void;
+  installed(at: number, position: number): void;
+}
+
+export interface TransferResult {
+  /** Tokens that the sequence holds now: all but the prompt's last one, or the last resume point. */
+  readonly position: number;
+  /** Why the transfer did not complete; null when it did. */
+  readonly failure: MuserError | null;
+  /** How far it came; `installed` when nothing failed. */
+  readonly reached: TransferState;
+  readonly figures: TransferFigures;
+}
+
+/**
+ * Runs one transfer: asks the producer, verifies what comes, installs each chunk as soon as it is complete while the
+ * stream goes on. After a failure the sequence is put back to its last resume point, so that it never holds a part of
+ * a cache from which decoding would go on wrongly.
+ *
+ * @throws MuserError only when the request itself was cancelled, or the engine cannot go on.
+ */
+export async function transferPrefill(options: TransferOptions): Promise<TransferResult> {
+  return new Transfer(options).run();
+}
+
+class Transfer {
+  private state: TransferState = 'requested';
+  private readonly figures = new TransferFigures();
+  private readonly stop = new AbortController();
+  private readonly endToken: number;
+  private readonly installs: InstallQueue;
+  private lastResumePoint: number;
+  private filling: { stage: KvStage; payloadBytes: number } | null = null;
+  private begin: Begin | null = null;
+
+  constructor(private readonly options: TransferOptions) {
+    this.endToken = options.tokens.length - 1;
+    this.lastResumePoint = options.lease.sequence.position;
+    this.installs = new InstallQueue({
+      sequence: options.lease.sequence,
+      limitBytes: MAX_STAGED_BYTES,
+      onInstalled: (chunk) => this.onInstalled(chunk),
+      // The stream has to end at once, whatever it is waiting for.
+      onFailed: (error) => this.stop.abort(error),
+    });
+  }
+
+  async run(): Promise<TransferResult> {
+    const deadline = setTimeout(() => this.stop.abort(deadlineError(this.options.deadlineMs)), this.options.deadlineMs);
+    try {
+      await this.receive();
+      await this.installs.finished();
+      this.requireWhole();
+      this.state = 'installed';
+      return { position: this.endToken, failure: null, reached: this.state, figures: this.figures };
+    } catch (error) {
+      return await this.giveUp(error);
+    } finally {
+      clearTimeout(deadline);
+      this.discardFilling();
+    }
+  }
+
+  private async receive(): Promise<void> {
+    const { options } = this;
+    const { requestBytes, receiver } = openTransfer(options);
+    const frames = options.frames(requestBytes, {
+      signal: AbortSignal.any([options.signal, this.stop.signal]),
+      deadlineMs: options.deadlineMs,
+      idleTimeoutMs: options.stallTimeoutMs,
+    });
+    for await (const message of frames) {
+      await this.handle(await receiver.accept(message));
+      // An install that failed meanwhile, or the deadline: leaving the loop cancels the call.
+      this.stop.signal.throwIfAborted();
+    }
+    receiver.end();
+  }
+
+  private async handle(event: TransferEvent): Promise<void> {
+    const { observer, now } = this.options;
+    switch (event.type) {
+      case 'begin':
+        this.requireRoomFor(event.begin);
+        this.begin = event.begin;
+        this.state = 'receiving';
+        this.figures.beginAt = now();
+        observer.accepted(this.figures.beginAt);
+        return;
+      case 'progress':
+        observer.progress(event.progress);
+        return;
+      case 'shard':
+        await this.takeShard(event);
+        return;
+      case 'sealed':
+        this.state = 'sealed';
+        this.figures.prefill = {
+          startMs: event.seal.prefillStartUs / 1_000,
+          endMs: event.seal.prefillEndUs / 1_000,
+          queueMs: event.seal.queueUs / 1_000,
+          reusedTokens: event.seal.reusedTokens,
+        };
+        observer.sealed(now(), this.figures);
+    }
+  }
+
+  private async takeShard(event: Extract<TransferEvent, { type: 'shard' }>): Promise<void> {
+    const { header, parts, chunkComplete } = event;
+    const { options } = this;
+    const at = options.now();
+    this.figures.addShard(at, header.chunkIndex, header.payloadBytes);
+    options.observer.received(at, this.figures);
+
+    if (this.filling === null) {
+      await this.installs.room(stageBytes(options.geometry, header.chunkEnd - header.chunkStart));
+      this.stop.signal.throwIfAborted();
+      const stage = engineCallSync(() =>
+        options.lease.sequence.stage(header.chunkStart, header.chunkEnd, header.windowStart),
+      );
+      this.filling = { stage, payloadBytes: 0 };
+    }
+    const { filling } = this;
+    const wireType = this.begin?.wireType ?? 'f16';
+    filling.payloadBytes += header.payloadBytes;
+    for (const { layer, kind, tokenStart, tokenCount, bytes } of parts) {
+      engineCallSync(() => filling.stage.put(layer, kind, tokenStart, tokenCount, wireType, bytes));
+    }
+    if (chunkComplete === null) return;
+    this.filling = null;
+    const { end, resumePoint } = chunkComplete;
+    this.installs.push({ stage: filling.stage, end, resumePoint, payloadBytes: filling.payloadBytes });
+  }
+
+  private onInstalled(chunk: ReceivedChunk): void {
+    const at = this.options.now();
+    this.figures.addInstall(at, chunk.payloadBytes);
+    if (chunk.resumePoint) this.lastResumePoint = chunk.end;
+    this.options.observer.installed(at, chunk.end);
+  }
+
+  private requireRoomFor(begin: Begin): void {
+    const bytes = stageBytes(this.options.geometry, begin.chunkTokens);
+    if (bytes <= MAX_STAGED_BYTES) return;
+    throw new MuserError(
+      'RESOURCE_EXHAUSTED',
+      `Chunks of ${begin.chunkTokens} tokens need ${bytes} bytes each; at most ${MAX_STAGED_BYTES} are allowed.`,
+    );
+  }
+
+  /** A valid Seal says that all was sent; this is our own account of what lies in the cache. */
+  private requireWhole(): void {
+    const { position } = this.options.lease.sequence;
+    if (position === this.endToken && this.lastResumePoint === this.endToken) return;
+    throw new MuserError(
+      'RANGE_VIOLATION',
+      `The transfer ended at ${position} of ${this.endToken} tokens, with the last resume point at ${this.lastResumePoint}.`,
+    );
+  }
+
+  private async giveUp(error: unknown): Promise<TransferResult> {
+    const { lease, signal } = this.options;
+    const reached = this.state;
+    this.state = 'failed';
+    await this.installs.settled();
+    this.discardFilling();
+    if (signal.aborted) throw new MuserError('CANCELLED', 'The request was cancelled during its transfer.');
+    // What stopped the stream from our side says more than how the stream took it.
+    const failure = toMuserError(this.stop.signal.aborted ? this.stop.signal.reason : error, 'INTERNAL');
+    // llama.cpp can leave bytes of a failed restore behind: nothing of such a sequence is trusted.
+    if (failure.code === 'ENGINE_FAILED') await lease.replace();
+    const position = failure.code === 'ENGINE_FAILED' ? 0 : await lease.rewind(this.lastResumePoint);
+    return { position, failure, reached, figures: this.figures };
+  }
+
+  private discardFilling(): void {
+    this.filling?.stage.dispose();
+    this.filling = null;
+  }
+}
+
+function deadlineError(deadlineMs: number): MuserError {
+  return new MuserError('DEADLINE_EXCEEDED', `The transfer took longer than ${deadlineMs} ms.`, {
+    details: { deadlineMs },
+  });
+}

@@ -1,0 +1,47 @@
+import { text } from 'node:stream/consumers';
+import { createLogger, loadConfig, printReady, runCommandLine, runProcess } from '@muser/service-kit';
+import { createIdentity, installIdentity, type IdentityBundle } from '@muser/transport';
+import { decoderConfigSchema, ENV_PREFIX } from './config.js';
+import { startDecoder } from './decoder.js';
+
+/** Beyond the time for draining: closing the server and freeing the engine. */
+const CLOSE_MARGIN_MS = 10_000;
+
+async function run(file: string): Promise<number> {
+  const config = await loadConfig(decoderConfigSchema, { file, env: process.env, envPrefix: ENV_PREFIX });
+  return runProcess({
+    name: 'decoder',
+    logger: createLogger('decoder', config.logLevel),
+    exitWithParent: config.exitWithParent,
+    closeLimitMs: config.drainMs + CLOSE_MARGIN_MS,
+    start: async ({ signal, logger }) => {
+      const decoder = await startDecoder(config, logger, signal);
+      printReady({ ready: true, pid: process.pid, ...decoder.ready });
+      return decoder;
+    },
+  });
+}
+
+process.exitCode = await runCommandLine({
+  name: 'mac-decoder',
+  argv: process.argv.slice(2),
+  commands: [
+    {
+      words: ['identity', 'create'],
+      flags: ['dir'],
+      run: async ({ dir = '' }) => {
+        printReady({ ...(await createIdentity(dir, 'decoder')) });
+        return 0;
+      },
+    },
+    {
+      words: ['identity', 'install'],
+      flags: ['dir'],
+      run: async ({ dir = '' }) => {
+        await installIdentity(dir, JSON.parse(await text(process.stdin)) as IdentityBundle);
+        return 0;
+      },
+    },
+    { words: ['run'], flags: ['config'], run: ({ config = '' }) => run(config) },
+  ],
+});

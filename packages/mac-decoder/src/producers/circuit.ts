@@ -1,0 +1,61 @@
+import type { ErrorCode } from '@muser/protocol';
+
+const FIRST_PAUSE_MS = 1_000;
+const LONGEST_PAUSE_MS = 60_000;
+
+/** Failures that say nothing about the producer's health: of the request, of the client, or of ordinary load. */
+const HARMLESS: ReadonlySet<ErrorCode> = new Set(['CANCELLED', 'PROMPT_TOO_LONG', 'QUEUE_FULL', 'PRODUCER_DRAINING']);
+
+/**
+ * Keeps requests away from a producer that just failed.
+ *
+ * | state   | requests                                   | leaves it by                                              |
+ * |---------|--------------------------------------------|-----------------------------------------------------------|
+ * | closed  | all                                        | a failure -> open                                         |
+ * | open    | none, for a pause that doubles up to 60 s  | the pause's end and the next request -> probing           |
+ * | probing | that one, no others                        | its success -> closed; its failure -> open; neither -> open with the pause over |
+ */
+export class Circuit {
+  private state: 'closed' | 'open' | 'probing' = 'closed';
+  private pauseMs = FIRST_PAUSE_MS;
+  private openUntil = 0;
+
+  constructor(private readonly now: () => number) {}
+
+  /** Whether a request may go to this producer now. */
+  get admits(): boolean {
+    return this.state === 'closed' || (this.state === 'open' && this.now() >= this.openUntil);
+  }
+
+  /** Milliseconds until a request may try again; 0 when it may now. */
+  get pauseLeftMs(): number {
+    return this.state === 'open' ? Math.max(0, Math.ceil(this.openUntil - this.now())) : 0;
+  }
+
+  /** A request goes to the producer; exactly one of `succeeded` and `failed` follows. */
+  begin(): void {
+    if (this.state === 'open') this.state = 'probing';
+  }
+
+  succeeded(): void {
+    this.state = 'closed';
+    this.pauseMs = FIRST_PAUSE_MS;
+  }
+
+  failed(code: ErrorCode): void {
+    if (HARMLESS.has(code)) {
+      if (this.state === 'probing') this.state = 'open';
+      return;
+    }
+    // Requests that were under way together fail together; that is one failure.
+    if (this.state === 'open' && this.now() < this.openUntil) return;
+    this.state = 'open';
+    this.openUntil = this.now() + this.pauseMs;
+    this.pauseMs = Math.min(LONGEST_PAUSE_MS, this.pauseMs * 2);
+  }
+
+  /** The producer came back by itself (it was away from the coordinator's list): all is forgotten. */
+  reset(): void {
+    this.succeeded();
+  }
+}

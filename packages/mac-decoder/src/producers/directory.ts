@@ -1,0 +1,68 @@
+import type { ProducerEntry, ProducerList } from '@muser/protocol';
+import { Circuit } from './circuit.js';
+
+/** A producer as far as this decoder knows it. */
+export interface Producer {
+  readonly entry: ProducerEntry;
+  /** End of its ticket on this process's monotonic clock, in milliseconds. */
+  readonly ticketEndsAt: number;
+  readonly circuit: Circuit;
+}
+
+/** A ticket this close to its end is not used: the producer's clock may be a little ahead. */
+const TICKET_MARGIN_MS = 2_000;
+
+/**
+ * The producers that the coordinator last told of. It stays as it is while the coordinator is away; a producer drops
+ * out when its ticket has ended.
+ */
+export class ProducerDirectory {
+  private producers = new Map<string, Producer>();
+
+  constructor(private readonly now: () => number = () => performance.now()) {}
+
+  /** Takes the coordinator's newest list in place of the last one. */
+  update(list: ProducerList): void {
+    const updated = new Map<string, Producer>();
+    for (const entry of list.producers) {
+      const known = this.producers.get(entry.nodeId);
+      const circuit = known?.circuit ?? new Circuit(this.now);
+      if (known !== undefined && known.entry.state !== 'ready' && entry.state === 'ready') circuit.reset();
+      // Lifetimes are taken from the coordinator's own clock, so that a wrong clock here does not matter.
+      const ticketEndsAt = this.now() + (entry.ticketExpiresAtMs - list.coordinatorTimeMs);
+      updated.set(entry.nodeId, { entry, ticketEndsAt, circuit });
+    }
+    this.producers = updated;
+  }
+
+  all(): Producer[] {
+    return [...this.producers.values()];
+  }
+
+  /** Producers that may take a prompt of that length now. */
+  available(promptTokens: number): Producer[] {
+    return this.all().filter((producer) => this.obstacle(producer, promptTokens) === null);
+  }
+
+  /** Why no producer takes such a prompt now, for people. Empty when one does. */
+  explainAbsence(promptTokens: number): string {
+    const obstacles = this.all().map((producer) => {
+      const obstacle = this.obstacle(producer, promptTokens);
+      return obstacle === null ? null : `${producer.entry.name} ${obstacle}`;
+    });
+    if (obstacles.length === 0) return 'The coordinator knows no healthy producer with this model.';
+    if (obstacles.includes(null)) return '';
+    return `No producer takes this prompt now: ${obstacles.join('; ')}.`;
+  }
+
+  private obstacle(producer: Producer, promptTokens: number): string | null {
+    const { entry, circuit, ticketEndsAt } = producer;
+    if (entry.state !== 'ready') return `is ${entry.state}`;
+    if (ticketEndsAt - TICKET_MARGIN_MS <= this.now()) return 'has a ticket that ended (TICKET_EXPIRED)';
+    if (promptTokens > entry.maxPromptTokens) {
+      return `takes at most ${entry.maxPromptTokens} of ${promptTokens} tokens (PROMPT_TOO_LONG)`;
+    }
+    if (!circuit.admits) return `failed a moment ago and is tried again in ${circuit.pauseLeftMs} ms`;
+    return null;
+  }
+}
