@@ -195,7 +195,7 @@ MUSER_AVX2 void quantize_q8_0(const float* in, uint8_t* out, size_t elements) {
     const __m256 c = _mm256_loadu_ps(in + start + 16);
     const __m256 d = _mm256_loadu_ps(in + start + 24);
     const float scale = largest_magnitude(a, b, c, d) / 127.0f;
-    const __m256 inverse = _mm256_set1_ps(scale != 0.0f ? 1.0f / scale : 0.0f);
+    const __m256 inverse = _mm256_set1_ps(scale >= kQ8SmallestScale ? 1.0f / scale : 0.0f);
     const auto scale_bits = static_cast<uint16_t>(_cvtss_sh(scale, _MM_FROUND_TO_NEAREST_INT));
     __builtin_memcpy(out, &scale_bits, sizeof(scale_bits));
     const __m256i ab = _mm256_packs_epi32(round_away(_mm256_mul_ps(a, inverse)), round_away(_mm256_mul_ps(b, inverse)));

@@ -157,7 +157,7 @@ void quantize_q8_0(const float* in, uint8_t* out, size_t elements) {
       largest = vmaxq_f32(largest, vabsq_f32(vld1q_f32(in + start + i)));
     }
     const float scale = vmaxvq_f32(largest) / 127.0f;
-    const float inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
+    const float inverse = scale >= kQ8SmallestScale ? 1.0f / scale : 0.0f;
     const float16_t scale_half = static_cast<float16_t>(scale);
     __builtin_memcpy(out, &scale_half, sizeof(scale_half));
     for (size_t i = 0; i < kQ8BlockElements; i += 8) {

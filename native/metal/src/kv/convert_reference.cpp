@@ -1,8 +1,8 @@
 #include <cmath>
-#include <utility>
 
 #include "convert.h"
 #include "half.h"
+#include "kernels_internal.h"
 #include "state_reader.h"
 
 namespace muser::kv {
@@ -100,7 +100,7 @@ void quantize_q8_0(const float* in, uint8_t* out, size_t elements) {
       if (magnitude > largest) largest = magnitude;
     }
     const float scale = largest / 127.0f;
-    const float inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
+    const float inverse = scale >= kQ8SmallestScale ? 1.0f / scale : 0.0f;
     store<uint16_t>(out, float_to_half(scale));
     for (size_t i = 0; i < kQ8BlockElements; ++i) {
       out[2 + i] = static_cast<uint8_t>(static_cast<int8_t>(std::round(in[start + i] * inverse)));

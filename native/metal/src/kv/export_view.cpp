@@ -13,10 +13,6 @@ namespace {
 constexpr uint32_t kBlockRows = 32;
 constexpr uint32_t kNoCell = UINT32_MAX;
 
-std::string text(TokenRange range) {
-  return "[" + std::to_string(range.start) + ", " + std::to_string(range.end) + ")";
-}
-
 const char* name_of(LayerKind kind) { return kind == LayerKind::Global ? "global" : "window"; }
 
 /// Which cell holds each row of `wanted`. Every cell must lie in `allowed`; no position may come twice.
@@ -29,7 +25,7 @@ std::vector<uint32_t> map_cells(const StateBytes& state, const StateLayout::Cach
     const auto position = static_cast<uint32_t>(positions[cell]);
     if (!allowed.contains({position, position + 1})) {
       throw KvError(KvErrorCode::Sequence, "the state has a " + std::string(name_of(cache.kind)) + " row " +
-                                               std::to_string(position) + " outside " + text(allowed));
+                                               std::to_string(position) + " outside " + to_string(allowed));
     }
     uint32_t& slot = cells[position - allowed.start];
     if (slot != kNoCell) {
@@ -43,7 +39,7 @@ std::vector<uint32_t> map_cells(const StateBytes& state, const StateLayout::Cach
   if (missing != cells.end()) {
     throw KvError(KvErrorCode::Sequence, "the state lacks the " + std::string(name_of(cache.kind)) + " row " +
                                              std::to_string(wanted.start + (missing - cells.begin())) + " of " +
-                                             text(wanted));
+                                             to_string(wanted));
   }
   return cells;
 }
@@ -52,7 +48,7 @@ const Geometry& checked(const Geometry& geometry, TokenRange tokens, uint32_t wi
   geometry.check();
   if (tokens.start >= tokens.end || window_start < tokens.start || window_start > tokens.end) {
     throw KvError(KvErrorCode::Range,
-                  "an export of " + text(tokens) + " with window rows from " + std::to_string(window_start));
+                  "an export of " + to_string(tokens) + " with window rows from " + std::to_string(window_start));
   }
   return geometry;
 }
@@ -92,7 +88,7 @@ size_t ExportView::read(uint32_t layer, Kind kind, uint32_t token_start, uint32_
   const TokenRange range{token_start, token_start + token_count};
   if (token_count == 0 || range.end < range.start || !rows.contains(range)) {
     throw KvError(KvErrorCode::Range, std::to_string(token_count) + " rows from " + std::to_string(token_start) +
-                                          " of layer " + std::to_string(layer) + " lie outside " + text(rows));
+                                          " of layer " + std::to_string(layer) + " lie outside " + to_string(rows));
   }
   const size_t row_bytes = geometry_.wire_row_bytes();
   if (capacity / row_bytes < token_count) {

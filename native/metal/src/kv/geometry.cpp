@@ -17,6 +17,15 @@ void require(bool holds, const std::string& what) {
 
 }  // namespace
 
+std::string to_string(TokenRange range) {
+  std::string text = "[";
+  text += std::to_string(range.start);
+  text += ", ";
+  text += std::to_string(range.end);
+  text += ")";
+  return text;
+}
+
 size_t Geometry::layers_of(LayerKind kind) const {
   return static_cast<size_t>(std::count(layers.begin(), layers.end(), kind));
 }

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "error.h"
@@ -22,6 +23,9 @@ struct TokenRange {
   bool empty() const { return start == end; }
   bool contains(TokenRange other) const { return other.start >= start && other.end <= end; }
 };
+
+/// "[start, end)", for messages.
+std::string to_string(TokenRange range);
 
 /// What a model's KV looks like. `kv_heads` and `head_dim` hold for K and V of every layer.
 struct Geometry {

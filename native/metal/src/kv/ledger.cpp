@@ -6,10 +6,6 @@ namespace muser::kv {
 
 namespace {
 
-std::string text(TokenRange range) {
-  return "[" + std::to_string(range.start) + ", " + std::to_string(range.end) + ")";
-}
-
 void require_allowed(const std::string& reason) {
   if (!reason.empty()) throw KvError(KvErrorCode::Sequence, reason);
 }
@@ -19,7 +15,7 @@ void require_allowed(const std::string& reason) {
 SequenceLedger::SequenceLedger(const Geometry& geometry)
     : window_tokens_(geometry.has_window() ? geometry.window : 0) {}
 
-TokenRange SequenceLedger::window() const { return window_tokens_ == 0 ? TokenRange{0, position_} : window_; }
+TokenRange SequenceLedger::window() const { return window_tokens_ == 0 ? global() : window_; }
 
 uint32_t SequenceLedger::window_needed_from(uint32_t position) const {
   return position >= window_tokens_ ? position - window_tokens_ + 1 : 0;
@@ -27,14 +23,23 @@ uint32_t SequenceLedger::window_needed_from(uint32_t position) const {
 
 uint32_t SequenceLedger::safe_window_start() const { return std::max(window_.start, window_needed_from(window_.end)); }
 
+std::string SequenceLedger::window_part_fault(TokenRange range, uint32_t window_start) const {
+  if (window_start < range.start || window_start > range.end) {
+    return "window rows from " + std::to_string(window_start) + " lie outside " + to_string(range);
+  }
+  if (window_tokens_ == 0 || range.end - window_start <= window_tokens_) return {};
+  return "window rows " + to_string(TokenRange{window_start, range.end}) + " are more than the window of " +
+         std::to_string(window_tokens_) + " tokens";
+}
+
 std::string SequenceLedger::can_decode(uint32_t tokens) const {
   if (tokens == 0) return "no tokens to decode";
   if (tokens > UINT32_MAX - position_) return "the position overflows";
   if (window_tokens_ == 0 || position_ == 0) return {};
   const TokenRange needed{window_needed_from(position_), position_};
   if (window_.contains(needed)) return {};
-  return "decoding at position " + std::to_string(position_) + " needs window rows " + text(needed) + ", there are " +
-         text(window_);
+  return "decoding at position " + std::to_string(position_) + " needs window rows " + to_string(needed) +
+         ", there are " + to_string(window_);
 }
 
 void SequenceLedger::after_decode(uint32_t tokens) {
@@ -45,19 +50,12 @@ void SequenceLedger::after_decode(uint32_t tokens) {
 }
 
 std::string SequenceLedger::can_install(uint32_t start, uint32_t end, uint32_t window_start) const {
-  if (start >= end) return "nothing to install in " + text({start, end});
+  const TokenRange chunk{start, end};
+  if (start >= end) return "nothing to install in " + to_string(chunk);
   if (start != position_) {
-    return "rows " + text({start, end}) + " do not follow the rows " + text({0, position_}) + " that are there";
+    return "rows " + to_string(chunk) + " do not follow the rows " + to_string(global()) + " that are there";
   }
-  if (window_start < start || window_start > end) {
-    return "window rows from " + std::to_string(window_start) + " lie outside the chunk " + text({start, end});
-  }
-  if (window_tokens_ == 0) return {};
-  if (end - window_start > window_tokens_) {
-    return "window rows " + text({window_start, end}) + " are more than the window of " +
-           std::to_string(window_tokens_) + " tokens";
-  }
-  return {};
+  return window_part_fault(chunk, window_start);
 }
 
 void SequenceLedger::after_install(uint32_t start, uint32_t end, uint32_t window_start) {
@@ -70,22 +68,15 @@ void SequenceLedger::after_install(uint32_t start, uint32_t end, uint32_t window
 }
 
 std::string SequenceLedger::can_export(uint32_t start, uint32_t end, uint32_t window_start) const {
+  const TokenRange range{start, end};
   if (start >= end || end > position_) {
-    return "rows " + text({start, end}) + " are not a part of the rows " + text({0, position_}) + " that are there";
+    return "rows " + to_string(range) + " are not a part of the rows " + to_string(global()) + " that are there";
   }
-  if (window_start < start || window_start > end) {
-    return "window rows from " + std::to_string(window_start) + " lie outside the range " + text({start, end});
-  }
-  if (window_tokens_ == 0 || window_start == end) return {};
-  if (end - window_start > window_tokens_) {
-    return "window rows " + text({window_start, end}) + " are more than the window of " +
-           std::to_string(window_tokens_) + " tokens";
-  }
-  if (!window_.contains({window_start, end})) {
-    return "window rows " + text({window_start, end}) + " are not among the rows " + text(window_) +
-           " that are there";
-  }
-  return {};
+  std::string fault = window_part_fault(range, window_start);
+  if (!fault.empty() || window_tokens_ == 0 || window_start == end) return fault;
+  const TokenRange wanted{window_start, end};
+  if (window_.contains(wanted)) return {};
+  return "window rows " + to_string(wanted) + " are not among the rows " + to_string(window_) + " that are there";
 }
 
 std::string SequenceLedger::can_truncate(uint32_t position, std::optional<TokenRange> seen_window) const {
@@ -97,8 +88,8 @@ std::string SequenceLedger::can_truncate(uint32_t position, std::optional<TokenR
   const TokenRange safe{safe_window_start(), window_.end};
   if (safe.contains(needed)) return {};
   if (seen_window && seen_window->contains(needed)) return {};
-  return "decoding on from position " + std::to_string(position) + " needs window rows " + text(needed) +
-         ", only " + text(safe) + " can be counted on";
+  return "decoding on from position " + std::to_string(position) + " needs window rows " + to_string(needed) +
+         ", only " + to_string(safe) + " can be counted on";
 }
 
 void SequenceLedger::after_truncate(uint32_t position, std::optional<TokenRange> seen_window) {

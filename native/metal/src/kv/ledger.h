@@ -48,6 +48,9 @@ class SequenceLedger {
   void clear();
 
  private:
+  TokenRange global() const { return {0, position_}; }
+  /// Why the window rows [window_start, range.end) do not belong to `range`; empty when they do.
+  std::string window_part_fault(TokenRange range, uint32_t window_start) const;
   uint32_t window_needed_from(uint32_t position) const;
   uint32_t safe_window_start() const;
 

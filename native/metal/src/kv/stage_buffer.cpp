@@ -14,21 +14,18 @@ namespace {
 /// Rows that are converted at a time when an intermediate form is needed: small enough to stay in the L1 and L2 caches.
 constexpr uint32_t kBlockRows = 32;
 
-std::string text(uint32_t start, uint32_t end) {
-  return "[" + std::to_string(start) + ", " + std::to_string(end) + ")";
-}
-
-void check_ranges(const Geometry& geometry, uint32_t start, uint32_t end, uint32_t window_start) {
+void check_ranges(const Geometry& geometry, TokenRange chunk, uint32_t window_start) {
   geometry.check();
-  if (start >= end || end > static_cast<uint32_t>(INT_MAX)) {
-    throw KvError(KvErrorCode::Range, "a chunk of tokens " + text(start, end));
+  if (chunk.start >= chunk.end || chunk.end > static_cast<uint32_t>(INT_MAX)) {
+    throw KvError(KvErrorCode::Range, "a chunk of tokens " + to_string(chunk));
   }
-  if (window_start < start || window_start > end) {
-    throw KvError(KvErrorCode::Range, "window rows from " + std::to_string(window_start) + " lie outside the chunk " +
-                                          text(start, end));
+  const TokenRange window{window_start, chunk.end};
+  if (window_start > chunk.end || !chunk.contains(window)) {
+    throw KvError(KvErrorCode::Range,
+                  "window rows from " + std::to_string(window_start) + " lie outside the chunk " + to_string(chunk));
   }
-  if (geometry.has_window() && end - window_start > geometry.window) {
-    throw KvError(KvErrorCode::Range, "window rows " + text(window_start, end) + " are more than the window of " +
+  if (geometry.has_window() && window.count() > geometry.window) {
+    throw KvError(KvErrorCode::Range, "window rows " + to_string(window) + " are more than the window of " +
                                           std::to_string(geometry.window) + " tokens");
   }
 }
@@ -37,7 +34,7 @@ void check_ranges(const Geometry& geometry, uint32_t start, uint32_t end, uint32
 
 StageBuffer::StageBuffer(const Geometry& geometry, const StateForm& form, uint32_t start, uint32_t end,
                          uint32_t window_start)
-    : geometry_((check_ranges(geometry, start, end, window_start), geometry)),
+    : geometry_((check_ranges(geometry, {start, end}, window_start), geometry)),
       form_(form),
       tokens_{start, end},
       window_start_(window_start),
@@ -92,7 +89,7 @@ void StageBuffer::put(uint32_t layer, Kind kind, uint32_t token_start, uint32_t 
   if (token_count == 0 || range.end < range.start || !rows.contains(range)) {
     throw KvError(KvErrorCode::Range, std::to_string(token_count) + " rows from " + std::to_string(token_start) +
                                           " of layer " + std::to_string(layer) + " lie outside " +
-                                          text(rows.start, rows.end));
+                                          to_string(rows));
   }
   if (size != token_count * geometry_.wire_row_bytes()) {
     throw KvError(KvErrorCode::Range, std::to_string(size) + " bytes for " + std::to_string(token_count) +
@@ -100,7 +97,7 @@ void StageBuffer::put(uint32_t layer, Kind kind, uint32_t token_start, uint32_t 
   }
   TokenCover& cover = covers_[2 * layer + (kind == Kind::V ? 1 : 0)];
   if (cover.overlaps(range)) {
-    throw KvError(KvErrorCode::Range, "rows " + text(range.start, range.end) + " of layer " + std::to_string(layer) +
+    throw KvError(KvErrorCode::Range, "rows " + to_string(range) + " of layer " + std::to_string(layer) +
                                           " were put twice");
   }
 
@@ -179,7 +176,7 @@ void StageBuffer::put_quantized(const uint8_t* bytes, WireType type, Kind kind, 
 std::span<const uint8_t> StageBuffer::state(int32_t seq_id) {
   if (!complete()) {
     throw KvError(KvErrorCode::Sequence, std::to_string(missing_rows_) + " rows of the chunk " +
-                                             text(tokens_.start, tokens_.end) + " are missing");
+                                             to_string(tokens_) + " are missing");
   }
   uint8_t* state = state_.get();
   store<int32_t>(state + 4, seq_id);
