@@ -93,7 +93,7 @@ class AnswerWriter {
     private readonly json: boolean,
     onBroken: (error: Error) => void,
   ) {
-    process.stdout.on('error', (error) => onBroken(outputError(error)));
+    process.stdout.on('error', (error: NodeJS.ErrnoException) => onBroken(outputError(error)));
   }
 
   get started(): boolean {
