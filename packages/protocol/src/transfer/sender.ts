@@ -35,7 +35,8 @@ export interface SenderOptions {
 /** What a producer says of a shard; sequence, payloadBytes and payloadSha256 are filled in. */
 export type ShardRange = Omit<ShardHeader, 'sequence' | 'payloadBytes' | 'payloadSha256'>;
 export type SealTimes = Pick<Seal, 'prefillStartUs' | 'prefillEndUs' | 'queueUs' | 'reusedTokens'>;
-export type SenderState = 'idle' | 'open' | 'sealed' | 'failed';
+/** broken: a call was refused half-way, so only `error` is left. failed: an Error frame was made. */
+export type SenderState = 'idle' | 'open' | 'broken' | 'sealed' | 'failed';
 
 /**
  * The producer's side of one transfer: makes its messages and refuses, with the code that the decoder would give, what
@@ -83,10 +84,13 @@ export class TransferSender {
       payloadSha256,
     };
     const encoded = shardHeaderSchema.encode(header);
+    this.#state = 'broken';
     this.#coverage.add(header);
     this.#headers.update(lengthPrefixed([encoded]));
     const signature = this.#options.key.sign('muser/1/shard', this.#options.nonce, encoded);
-    return frameSchema.encode({ kind: 'shard', value: { header: encoded, signature, payload } });
+    const frame = frameSchema.encode({ kind: 'shard', value: { header: encoded, signature, payload } });
+    this.#state = 'open';
+    return frame;
   }
 
   progress(progress: Progress): Buffer {

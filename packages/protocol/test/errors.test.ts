@@ -1,0 +1,38 @@
+import { describe, expect, it } from 'vitest';
+import { ERROR_CODES, isErrorCode, MuserError, toMuserError } from '../src/errors.js';
+
+describe('MuserError', () => {
+  it.each(Object.entries(ERROR_CODES))('%s is complete', (code, info) => {
+    expect(code).toMatch(/^[A-Z]+(_[A-Z]+)*$/);
+    expect(info.httpStatus).toBeGreaterThanOrEqual(400);
+    expect(info.meaning).toMatch(/^[A-Z].*\.$/);
+    expect(info.advice).toMatch(/^[A-Z].*\.$/);
+    expect(isErrorCode(code)).toBe(true);
+  });
+
+  it('knows no code that is not in the list', () => {
+    expect(['', 'toString', '__proto__', 'internal', 7, null].filter(isErrorCode)).toEqual([]);
+  });
+
+  it('tells others code, message and details, but neither cause nor stack', () => {
+    const error = new MuserError('QUEUE_FULL', 'queue has 16 of 16', {
+      cause: new Error('secret'),
+      details: { limit: 16 },
+    });
+    const expected = { code: 'QUEUE_FULL', message: 'queue has 16 of 16', retryable: true, details: { limit: 16 } };
+    expect(JSON.parse(JSON.stringify(error))).toEqual(expected);
+  });
+
+  it('wraps what is thrown elsewhere and passes itself through', () => {
+    const own = new MuserError('STALLED', 'x');
+    expect(toMuserError(own, 'INTERNAL')).toBe(own);
+    const other = new RangeError('bad');
+    expect(toMuserError(other, 'ENGINE_FAILED')).toMatchObject({ code: 'ENGINE_FAILED', message: 'bad', cause: other });
+    expect(toMuserError('text', 'INTERNAL')).toMatchObject({ code: 'INTERNAL', message: 'text' });
+  });
+
+  it('names aborts and timeouts', () => {
+    expect(toMuserError(AbortSignal.abort().reason, 'INTERNAL').code).toBe('CANCELLED');
+    expect(toMuserError(new DOMException('late', 'TimeoutError'), 'INTERNAL').code).toBe('DEADLINE_EXCEEDED');
+  });
+});
