@@ -130,6 +130,7 @@ export class Transfer {
     if (place.ahead > 0) this.#reportPosition(place.ahead);
     await begun;
     await place.turn(this.#signal);
+    if (place.ahead > 0) this.#reportPosition(0);
     this.#turnAtMs = performance.now();
     this.#state = 'prefilling';
     const run = this.#prefill(place);

@@ -3,12 +3,14 @@ import {
   type Geometry,
   MuserError,
   planChunkShards,
+  rowBytesOf,
   type ShardPlan,
   windowStartOf,
 } from '@muser/protocol';
 
 import type {
   BackendLimits,
+  BackendModel,
   BackendStats,
   PrefillBackend,
   PrefillChunk,
@@ -46,14 +48,14 @@ function prefixes(tokens: Uint32Array): Uint32Array {
   return tokens.map((token) => (hash = (Math.imul(hash, 31) + token) >>> 0));
 }
 
-export function patternRows(tokens: Uint32Array): Rows {
+export function patternRows(tokens: Uint32Array, geometry = PATTERN_GEOMETRY): Rows {
   const count = tokens.length - 1;
-  const rows = new Rows(PATTERN_GEOMETRY, 'f16', count);
+  const rows = new Rows(geometry, 'f16', count);
   const hashes = prefixes(tokens);
-  for (const layer of PATTERN_GEOMETRY.layers.keys()) {
+  for (const layer of geometry.layers.keys()) {
     for (const kind of ['k', 'v'] as const) {
       for (let token = 0; token < count; token += 1) {
-        rows.put(layer, kind, token, rowPattern(hashes[token] ?? 0, layer, kind, 256));
+        rows.put(layer, kind, token, rowPattern(hashes[token] ?? 0, layer, kind, rowBytesOf(geometry)));
       }
     }
   }
@@ -63,10 +65,7 @@ export function patternRows(tokens: Uint32Array): Rows {
 /** A backend whose rows are a function of the prompt and whose steps happen when a test lets them. */
 export class PatternBackend implements PrefillBackend {
   readonly name = 'pattern';
-  readonly model = {
-    geometry: PATTERN_GEOMETRY,
-    identity: { name: 'pattern', fingerprint: new Uint8Array(32).fill(1), modelDigest: new Uint8Array(32).fill(2) },
-  };
+  readonly model: BackendModel;
   readonly limits: BackendLimits;
   readonly #running = new Map<PrefillRun, AbortController>();
   readonly #stepWaiters: (() => void)[] = [];
@@ -75,7 +74,11 @@ export class PatternBackend implements PrefillBackend {
   #unreleased = 0;
 
   /** @param steps how many chunks may be computed until `allow` is called */
-  constructor(limits: Partial<BackendLimits> = {}, steps = Infinity) {
+  constructor(limits: Partial<BackendLimits> = {}, steps = Infinity, geometry = PATTERN_GEOMETRY) {
+    this.model = {
+      geometry,
+      identity: { name: 'pattern', fingerprint: new Uint8Array(32).fill(1), modelDigest: new Uint8Array(32).fill(2) },
+    };
     this.limits = { maxPromptTokens: 2048, maxConcurrent: 2, chunkTokens: 64, wireTypes: ['f16'], ...limits };
     this.#steps = steps;
   }
@@ -172,9 +175,11 @@ export class PatternBackend implements PrefillBackend {
     end: number,
     signal: AbortSignal,
   ): Promise<PrefillChunk> {
-    const windowStart = windowStartOf(PATTERN_GEOMETRY, task.heldTokens, start, end);
+    const { geometry } = this.model;
+    const rowBytes = rowBytesOf(geometry);
+    const windowStart = windowStartOf(geometry, task.heldTokens, start, end);
     const range = {
-      geometry: PATTERN_GEOMETRY,
+      geometry,
       wireType: 'f16' as const,
       chunkStart: start,
       chunkEnd: end,
@@ -194,8 +199,8 @@ export class PatternBackend implements PrefillBackend {
         let offset = 0;
         for (const { layer, kind } of plan.parts) {
           for (let token = plan.tokenStart; token < plan.tokenStart + plan.tokenCount; token += 1) {
-            target.set(rowPattern(hashes[token] ?? 0, layer, kind, 256), offset);
-            offset += 256;
+            target.set(rowPattern(hashes[token] ?? 0, layer, kind, rowBytes), offset);
+            offset += rowBytes;
           }
         }
       },

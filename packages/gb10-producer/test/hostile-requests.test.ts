@@ -1,0 +1,82 @@
+// Whatever bytes an enrolled decoder sends, the producer answers with a code and goes on.
+import { encodePrefillRequest, isErrorCode, MuserError } from '@muser/protocol';
+import { Random } from '@muser/testing';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+
+import { PatternBackend, patternRows } from './support/pattern-backend.js';
+import { promptTokens } from './support/rows.js';
+import { NOTHING_LEFT, TestBed, type TestPeer } from './support/test-bed.js';
+
+const SEED = Number(process.env['MUSER_TEST_SEED'] ?? Date.now() % 1_000_000);
+const REQUESTS = 4_000;
+const AT_ONCE = 16;
+
+let bed: TestBed;
+let decoder: TestPeer;
+
+beforeAll(async () => {
+  bed = await TestBed.start({}, new PatternBackend());
+  decoder = await bed.peer('decoder');
+});
+
+afterAll(() => bed.close());
+
+/** Random bytes, or a good request with one to four places changed. */
+function hostileBytes(random: Random): Buffer {
+  if (random.next() < 0.2)
+    return Buffer.from(Array.from({ length: random.integer(0, 600) }, () => random.integer(0, 255)));
+  const heldTokens = random.pick([0, 0, 5]);
+  const tokens = promptTokens(random.integer(7, 40), 1000, random.integer(0, 1e6));
+  let bytes = encodePrefillRequest(decoder.request({ tokens, heldTokens, deadlineMs: random.integer(1, 1000) }));
+  for (let change = random.integer(1, 4); change > 0; change -= 1) bytes = changed(bytes, random);
+  return bytes;
+}
+
+function changed(bytes: Buffer, random: Random): Buffer {
+  const at = random.integer(0, Math.max(0, bytes.length - 1));
+  const noise = Buffer.from([random.integer(0, 255)]);
+  switch (random.integer(0, 3)) {
+    case 0: {
+      const copy = Buffer.from(bytes);
+      if (copy.length > 0) copy[at] = (copy[at] ?? 0) ^ (1 << random.integer(0, 7));
+      return copy;
+    }
+    case 1:
+      return bytes.subarray(0, at);
+    case 2:
+      return Buffer.concat([bytes.subarray(0, at), noise, bytes.subarray(at)]);
+    default:
+      return Buffer.concat([bytes, bytes.subarray(at)]);
+  }
+}
+
+it(`answers ${REQUESTS} random and changed requests with a code each (seed ${SEED})`, async () => {
+  const random = new Random(SEED);
+  const codes = new Map<string, number>();
+  let left = REQUESTS;
+  const worker = async (): Promise<void> => {
+    while (left > 0) {
+      left -= 1;
+      let code = 'served';
+      try {
+        for await (const _ of decoder.client.prefill(hostileBytes(random)));
+      } catch (error) {
+        expect(error, `seed ${SEED}`).toBeInstanceOf(MuserError);
+        code = (error as MuserError).code;
+        expect(isErrorCode(code)).toBe(true);
+      }
+      codes.set(code, (codes.get(code) ?? 0) + 1);
+    }
+  };
+  await Promise.all(Array.from({ length: AT_ONCE }, worker));
+  // A fault of ours, a lost connection or a silent refusal would show here.
+  for (const code of ['INTERNAL', 'PEER_UNREACHABLE', 'SEQUENCE_STATE', 'STALLED'])
+    expect(codes.has(code), code).toBe(false);
+  expect(codes.get('MESSAGE_INVALID')).toBeGreaterThan(REQUESTS / 4);
+  expect(codes.get('TICKET_INVALID')).toBeGreaterThan(0);
+
+  expect(await bed.idle()).toEqual(NOTHING_LEFT);
+  const tokens = promptTokens(500, 1000, 1);
+  const { rows } = await decoder.receive(decoder.request({ tokens }));
+  expect(rows.firstDifference(patternRows(tokens))).toBeNull();
+});
