@@ -3,7 +3,7 @@ import { pino } from 'pino';
 export const LOG_LEVELS = ['trace', 'debug', 'info', 'warn', 'error', 'fatal', 'silent'] as const;
 export type LogLevel = (typeof LOG_LEVELS)[number];
 
-/** A logger of one component. Hand it in; `logger.child({ component })` makes one for a part. */
+/** A logger of one component. Hand it in; `logger.child({ part })` makes one for a part of it. */
 export type Logger = pino.Logger;
 
 /**

@@ -34,11 +34,11 @@ describe('createLogger', () => {
     const [line, child] = await linesOf('info', (logger) => {
       logger.info({ port: 1 }, 'listening');
       logger.debug('left out');
-      logger.child({ component: 'registry' }).warn('slow');
+      logger.child({ part: 'registry' }).warn('slow');
     });
     expect(line).toMatchObject({ level: 'info', component: 'part', port: 1, msg: 'listening', pid: process.pid });
     expect(line?.['time']).toMatch(/^\d{4}-.*Z$/);
-    expect(child).toMatchObject({ level: 'warn', msg: 'slow' });
+    expect(child).toMatchObject({ level: 'warn', component: 'part', part: 'registry', msg: 'slow' });
   });
 
   it('never writes the value of a secret or of a prompt', async () => {

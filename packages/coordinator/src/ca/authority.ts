@@ -145,7 +145,8 @@ async function importKey(pem: string): Promise<webcrypto.CryptoKey> {
 async function requirePair(certificate: X509Certificate, key: webcrypto.CryptoKey): Promise<void> {
   const probe = randomBytes(32);
   const signature = await webcrypto.subtle.sign(SIGNING_ALGORITHM, key, probe);
-  const publicKey = await certificate.publicKey.export(KEY_ALGORITHM, ['verify'], webcrypto);
+  const exported: unknown = await certificate.publicKey.export(KEY_ALGORITHM, ['verify'], webcrypto);
+  const publicKey = exported as webcrypto.CryptoKey;
   if (!(await webcrypto.subtle.verify(SIGNING_ALGORITHM, publicKey, signature, probe))) {
     throw new Error('key and certificate are not a pair');
   }
