@@ -32,6 +32,7 @@ export const DEFAULT_STOP_STRINGS: readonly string[] = ['<|im_end|>'];
 const OPEN = '\ue0f0';
 const CLOSE = '\ue0f1';
 const DIGIT_BASE = 0xe100;
+const SENTINEL_CHARACTER = /[\ue0f0\ue0f1\ue100-\ue1ff]/;
 const NONCE_DIGITS = 16;
 /**
  * Stands on both sides of a sentinel. Where a template trims a content, jinja trims this white space instead; its
@@ -110,9 +111,7 @@ function splitAtSentinels(rendered: string, nonce: string, messages: readonly Ch
     templateStart = match.index + whole.length;
   }
   pieces.push({ source: 'template', text: rendered.slice(templateStart) });
-  if (
-    pieces.some((piece) => piece.source === 'template' && (piece.text.includes(OPEN) || piece.text.includes(CLOSE)))
-  ) {
+  if (pieces.some((piece) => piece.source === 'template' && SENTINEL_CHARACTER.test(piece.text))) {
     throw new MuserError('INVALID_REQUEST', "The model's chat template takes contents apart, which is not supported.");
   }
   return pieces.filter((piece) => piece.text !== '');

@@ -1,4 +1,5 @@
 import { randomBytes, webcrypto } from 'node:crypto';
+import { availableParallelism } from 'node:os';
 import {
   encodePrefillRequest,
   NONCE_BYTES,
@@ -12,6 +13,7 @@ import {
 import type { TransferOptions } from './transfer.js';
 
 const WIRE_TYPES: WireType[] = ['f16', 'bf16'];
+const CORES_FOR_BACKGROUND_HASH = 4;
 
 /**
  * Makes the request for one transfer and the receiver that accepts only an answer to exactly this request, from exactly
@@ -46,7 +48,8 @@ export function openTransfer(options: TransferOptions): { requestBytes: Buffer; 
       firstToken: heldTokens,
       endToken: tokens.length - 1,
     },
-    hash: hashBesideTheNetwork,
+    // Where cores are few, a hash beside this thread would only take time from the engine's.
+    ...(availableParallelism() >= CORES_FOR_BACKGROUND_HASH ? { hash: hashBesideTheNetwork } : {}),
   });
   return { requestBytes, receiver };
 }

@@ -1,0 +1,120 @@
+import { expect, test } from 'vitest';
+import type { Geometry } from '@muser/protocol';
+import { choosePlacement } from '../../src/placement/choose.js';
+import { handoffBytes, predictRemoteMs } from '../../src/placement/predict.js';
+import { LearnedRate, MeasuredRates } from '../../src/placement/rates.js';
+import { ProducerDirectory } from '../../src/producers/directory.js';
+import { producerEntry, producerList } from '../support/entries.js';
+
+/** Muse Glimmer 30B's. */
+const geometry: Geometry = {
+  layers: Array.from({ length: 52 }, (_, layer) => (layer % 4 === 3 ? 'global' : 'window')),
+  kvHeads: 2,
+  headDimension: 128,
+  windowTokens: 2_048,
+  ropeBase: 500_000,
+  ropeLayers: 'window',
+  vocabularySize: 202_048,
+};
+
+function place(mode: 'local' | 'remote' | 'auto', rates: MeasuredRates, directory: ProducerDirectory, tokens = 8_000) {
+  return choosePlacement(directory, rates, {
+    mode,
+    promptTokens: tokens,
+    heldTokens: 0,
+    geometry,
+    chunkTokens: 2_048,
+  });
+}
+
+function setUp(options: { local: number; remote: number; queue?: number }) {
+  const rates = new MeasuredRates();
+  rates.local.learn(options.local, 1_000);
+  const directory = new ProducerDirectory();
+  directory.update(
+    producerList(producerEntry({ prefillTokensPerSecond: options.remote, queueLength: options.queue ?? 0 })),
+  );
+  return { rates, directory };
+}
+
+test('a hand-off of the 30-B geometry has 52 KiB a token', () => {
+  expect(handoffBytes(geometry, 1_000, 2_048)).toBe(1_000 * 52 * 1_024);
+});
+
+test('auto takes the way that is sooner and says why', () => {
+  const fast = setUp({ local: 300, remote: 1_300 });
+  const remote = place('auto', fast.rates, fast.directory);
+  expect(remote.producer?.entry.name).toBe('spark');
+  expect(remote.reason).toContain('spark');
+  const slow = setUp({ local: 1_300, remote: 300 });
+  const local = place('auto', slow.rates, slow.directory);
+  expect(local).toMatchObject({ producer: null, fallback: null });
+  expect(local.predictedMs.local).toBeLessThan(local.predictedMs.remote ?? 0);
+});
+
+test('auto counts the queue and the link', () => {
+  const busy = setUp({ local: 300, remote: 1_300, queue: 10 });
+  expect(place('auto', busy.rates, busy.directory).producer).toBeNull();
+  const slowLink = setUp({ local: 300, remote: 1_300 });
+  slowLink.rates.of(producerEntry().nodeId).link.learn(1_000_000, 1_000);
+  expect(place('auto', slowLink.rates, slowLink.directory).producer).toBeNull();
+});
+
+test('auto tries a producer that nobody has measured', () => {
+  const { rates, directory } = setUp({ local: 300, remote: 0 });
+  expect(place('auto', rates, directory).producer).not.toBeNull();
+});
+
+test('what was measured counts more than what a producer says of itself', () => {
+  const { rates, directory } = setUp({ local: 300, remote: 5_000 });
+  rates.of(producerEntry().nodeId).prefill.learn(100, 1_000);
+  expect(place('auto', rates, directory).producer).toBeNull();
+});
+
+test('remote takes the best producer even when local is sooner', () => {
+  const { rates, directory } = setUp({ local: 1_300, remote: 300 });
+  expect(place('remote', rates, directory).producer).not.toBeNull();
+});
+
+test('remote without a producer is local and says why; auto does so silently', () => {
+  const empty = new ProducerDirectory();
+  const remote = place('remote', new MeasuredRates(), empty);
+  expect(remote.producer).toBeNull();
+  expect(remote.fallback?.code).toBe('NO_PRODUCER');
+  expect(place('auto', new MeasuredRates(), empty).fallback).toBeNull();
+});
+
+test('local asks nobody', () => {
+  const { rates, directory } = setUp({ local: 1, remote: 5_000 });
+  expect(place('local', rates, directory)).toMatchObject({ producer: null, fallback: null });
+});
+
+test('a prompt of one token stays here', () => {
+  const { rates, directory } = setUp({ local: 1, remote: 5_000 });
+  expect(place('remote', rates, directory, 1)).toMatchObject({ producer: null, fallback: { code: 'INVALID_REQUEST' } });
+});
+
+test('a rate follows its measurements and ignores impossible ones', () => {
+  const rate = new LearnedRate();
+  rate.learn(0, 10);
+  rate.learn(10, 0);
+  rate.learn(Number.NaN, 10);
+  expect(rate.perSecond).toBeNull();
+  rate.learn(100, 1_000);
+  expect(rate.perSecond).toBe(100);
+  rate.learn(200, 1_000);
+  expect(rate.perSecond).toBeGreaterThan(100);
+  expect(rate.perSecond).toBeLessThan(200);
+});
+
+test('the prediction grows with tokens, queue and a slower link', () => {
+  const rates = new MeasuredRates();
+  const ms = (tokens: number, queueLength: number): number =>
+    predictRemoteMs(rates, producerEntry({ prefillTokensPerSecond: 1_000, queueLength }), {
+      geometry,
+      tokens,
+      chunkTokens: 2_048,
+    });
+  expect(ms(2_000, 0)).toBeGreaterThan(ms(1_000, 0));
+  expect(ms(1_000, 1)).toBeGreaterThan(ms(1_000, 0));
+});

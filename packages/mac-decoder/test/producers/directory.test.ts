@@ -1,0 +1,111 @@
+import { describe, expect, test } from 'vitest';
+import { Circuit } from '../../src/producers/circuit.js';
+import { ProducerDirectory } from '../../src/producers/directory.js';
+import { producerEntry, producerList } from '../support/entries.js';
+
+describe('Circuit', () => {
+  function at(start: number) {
+    const time = { ms: start };
+    return { time, circuit: new Circuit(() => time.ms) };
+  }
+
+  test('a failure keeps requests away for a while, then lets one probe', () => {
+    const { time, circuit } = at(0);
+    circuit.begin();
+    circuit.failed('PEER_UNREACHABLE');
+    expect(circuit.admits).toBe(false);
+    expect(circuit.pauseLeftMs).toBe(1_000);
+    time.ms = 1_000;
+    expect(circuit.admits).toBe(true);
+    circuit.begin();
+    expect(circuit.admits).toBe(false);
+    circuit.succeeded();
+    expect(circuit.admits).toBe(true);
+  });
+
+  test('each failed probe doubles the pause, up to a minute', () => {
+    const { time, circuit } = at(0);
+    const pauses: number[] = [];
+    for (let attempt = 0; attempt < 9; attempt++) {
+      circuit.begin();
+      circuit.failed('STALLED');
+      pauses.push(circuit.pauseLeftMs);
+      time.ms += circuit.pauseLeftMs;
+    }
+    expect(pauses).toEqual([1, 2, 4, 8, 16, 32, 60, 60, 60].map((seconds) => seconds * 1_000));
+  });
+
+  test('requests that fail together count once', () => {
+    const { circuit } = at(0);
+    circuit.begin();
+    circuit.begin();
+    circuit.failed('PEER_UNREACHABLE');
+    circuit.failed('PEER_UNREACHABLE');
+    expect(circuit.pauseLeftMs).toBe(1_000);
+  });
+
+  test.each(['CANCELLED', 'QUEUE_FULL', 'PROMPT_TOO_LONG', 'PRODUCER_DRAINING'] as const)(
+    '%s says nothing about health, and gives a probe back',
+    (code) => {
+      const { time, circuit } = at(0);
+      circuit.begin();
+      circuit.failed(code);
+      expect(circuit.admits).toBe(true);
+      circuit.failed('STALLED');
+      time.ms = 1_000;
+      circuit.begin();
+      circuit.failed(code);
+      expect(circuit.admits).toBe(true);
+    },
+  );
+});
+
+describe('ProducerDirectory', () => {
+  function directory() {
+    const time = { ms: 5_000 };
+    return { time, directory: new ProducerDirectory(() => time.ms) };
+  }
+
+  test('offers producers that are ready and take so long a prompt', () => {
+    const { directory: known } = directory();
+    known.update(
+      producerList(
+        producerEntry({ nodeId: 'ready', maxPromptTokens: 100 }),
+        producerEntry({ nodeId: 'draining', state: 'draining' }),
+      ),
+    );
+    expect(known.available(100).map(({ entry }) => entry.nodeId)).toEqual(['ready']);
+    expect(known.available(101)).toEqual([]);
+    expect(known.explainAbsence(101)).toContain('PROMPT_TOO_LONG');
+    expect(known.explainAbsence(101)).toContain('draining');
+  });
+
+  test("a ticket lasts as long as the coordinator's clock says, whatever time it is here", () => {
+    const { time, directory: known } = directory();
+    known.update({ coordinatorTimeMs: 1e12, producers: [producerEntry({ ticketExpiresAtMs: 1e12 + 10_000 })] });
+    time.ms += 7_999;
+    expect(known.available(10)).toHaveLength(1);
+    time.ms += 2;
+    expect(known.available(10)).toHaveLength(0);
+    expect(known.explainAbsence(10)).toContain('TICKET_EXPIRED');
+  });
+
+  test('a failure is remembered over lists, and forgotten when the producer was away', () => {
+    const { directory: known } = directory();
+    const list = producerList(producerEntry());
+    known.update(list);
+    const [producer] = known.available(10);
+    producer?.circuit.begin();
+    producer?.circuit.failed('PEER_UNREACHABLE');
+    known.update(list);
+    expect(known.available(10)).toHaveLength(0);
+    expect(known.explainAbsence(10)).toContain('failed a moment ago');
+    known.update(producerList(producerEntry({ state: 'error' })));
+    known.update(list);
+    expect(known.available(10)).toHaveLength(1);
+  });
+
+  test('says so when there is nobody', () => {
+    expect(directory().directory.explainAbsence(10)).toContain('no healthy producer');
+  });
+});

@@ -1,0 +1,50 @@
+import type { ProducerEntry, ProducerList } from '@muser/protocol';
+import { addPlacementService, createServer, PeerListener, type Identity } from '@muser/transport';
+
+export interface StandInCoordinator {
+  readonly target: string;
+  /** Sends this list to every decoder that watches, and to those that come later. */
+  publish(producers: readonly ProducerEntry[]): void;
+  close(): Promise<void>;
+}
+
+/** Hands decoders a list of producers over the real transport. */
+export async function startStandInCoordinator(identity: Identity, port = 0): Promise<StandInCoordinator> {
+  let producers: readonly ProducerEntry[] = [];
+  let changed = signalOnce();
+  const closed = new AbortController();
+  const server = createServer();
+  addPlacementService(server, {
+    authorize: () => undefined,
+    watch: async ({ signal, send }) => {
+      const ended = new Promise<void>((resolve) => {
+        for (const end of [signal, closed.signal]) end.addEventListener('abort', () => resolve(), { once: true });
+      });
+      while (!signal.aborted && !closed.signal.aborted) {
+        const next = changed.promise;
+        const list: ProducerList = { coordinatorTimeMs: Date.now(), producers: [...producers] };
+        await send(list);
+        await Promise.race([next, ended]);
+      }
+    },
+  });
+  const listener = await PeerListener.listen({ identity, host: '127.0.0.1', port, server });
+  return {
+    target: `127.0.0.1:${listener.address.port}`,
+    publish: (next) => {
+      producers = next;
+      changed.resolve();
+      changed = signalOnce();
+    },
+    close: async () => {
+      closed.abort();
+      await listener.close(0);
+    },
+  };
+}
+
+function signalOnce(): { promise: Promise<void>; resolve: () => void } {
+  let resolve = (): void => undefined;
+  const promise = new Promise<void>((settle) => (resolve = settle));
+  return { promise, resolve };
+}
