@@ -1,0 +1,97 @@
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { runCli } from './support/cli.js';
+
+let folder: string;
+beforeAll(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'muser-usage-'));
+  await writeFile(join(folder, 'notes.md'), 'The backup tape is kept in the attic.\n');
+  await writeFile(join(folder, 'binary'), Buffer.from([0x47, 0x47, 0x55, 0x46, 0, 1]));
+  await writeFile(join(folder, 'latin1.txt'), Buffer.from([0x63, 0x61, 0x66, 0xe9]));
+  await writeFile(join(folder, 'large.txt'), 'a'.repeat(4 * 1024 * 1024 + 1));
+});
+afterAll(() => rm(folder, { recursive: true, force: true }));
+
+describe('help', () => {
+  it.each([[[]], [['ask']], [['dev']], [['node']], [['node', 'list']], [['doctor']], [['demo']]])(
+    'of %j is on standard output, with code 0',
+    async (command) => {
+      const { exitCode, stdout, stderr } = await runCli([...command, '--help']);
+      expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: '' });
+      expect(stdout).toContain('Usage: muser');
+      if (command[0] !== 'node' || command.length === 2) expect(stdout).toContain('Examples:');
+    },
+  );
+
+  it('documents the exit codes of ask', async () => {
+    const { stdout } = await runCli(['ask', '--help']);
+    for (const code of ['0 ', '1 ', '2 ', '3 ', '130']) expect(stdout).toContain(`\n  ${code}`);
+  });
+
+  it('gives the version', async () => {
+    const { exitCode, stdout } = await runCli(['--version']);
+    expect(exitCode).toBe(0);
+    expect(stdout).toMatch(/^\d+\.\d+\.\d+$/);
+  });
+});
+
+describe('wrong usage ends with code 2, an explanation, and nothing on standard output', () => {
+  const cases: [string, string[], RegExp][] = [
+    ['no command', [], /Usage: muser/],
+    ['an unknown command', ['frob'], /unknown command 'frob'/],
+    ['an unknown flag', ['ask', '--remote', 'x'], /unknown option '--remote'/],
+    ['an unknown flag of dev', ['dev', '--prefill', 'local'], /unknown option/],
+    ['an argument too many', ['dev', 'now'], /too many arguments/],
+    ['two ways at once', ['ask', '--local', '--remote-prefill', 'x'], /cannot be used with/],
+    ['a flag and a way', ['ask', '--local', '--prefill', 'auto', 'x'], /cannot be used with/],
+    ['an unknown way', ['ask', '--prefill', 'both', 'x'], /Allowed choices are auto, local, remote/],
+    ['an unknown producer', ['demo', '--producer', 'vllm'], /Allowed choices are llama/],
+    ['a number that is none', ['ask', '--max-tokens', '1e3', 'x'], /whole number from 1 to 131072/],
+    ['a number out of bounds', ['dev', '--port', '65536'], /whole number from 0 to 65535/],
+    ['no question', ['ask'], /there is no question/],
+    ['an empty question', ['ask', ' ', ''], /there is no question/],
+    ['an address that is none', ['ask', '--url', 'localhost:1', 'x'], /is no http:\/\/ or https:\/\/ address/],
+    ['a missing file', ['ask', '-f', 'FOLDER/none', 'x'], /there is no file .*none/],
+    ['a path through a file', ['ask', '-f', 'FOLDER/notes.md/x', 'x'], /there is no file/],
+    ['a folder', ['ask', '-f', 'FOLDER', 'x'], /is a folder/],
+    ['a binary file', ['ask', '-f', 'FOLDER/binary', 'x'], /binary is not UTF-8 text/],
+    ['another encoding', ['ask', '-f', 'FOLDER/latin1.txt', 'x'], /latin1.txt is not UTF-8 text/],
+    ['a large file', ['ask', '-f', 'FOLDER/large.txt', 'x'], /too large.*4 MiB/],
+    ['no model file', ['dev', '--model', 'FOLDER/none.gguf', '--state', 'FOLDER/s'], /model file .* cannot be read/],
+  ];
+  it.each(cases)('%s', async (_, args, message) => {
+    const run = await runCli(args.map((arg) => arg.replace('FOLDER', folder)));
+    expect(run.stderr).toMatch(message);
+    expect(run).toMatchObject({ exitCode: 2, stdout: '' });
+    expect(run.stderr).not.toMatch(/\n\s+at /);
+  });
+});
+
+describe('unreachable', () => {
+  it('a decoder: code 3 and what to do', async () => {
+    const run = await runCli(['ask', '--url', 'http://127.0.0.1:1', 'x']);
+    expect(run).toMatchObject({ exitCode: 3, stdout: '' });
+    expect(run.stderr).toMatch(/no decoder at http:\/\/127.0.0.1:1.*\n.*muser dev/);
+  });
+
+  it('a decoder, with --json: one object with the code', async () => {
+    const run = await runCli(['ask', '--json', '--url', 'http://127.0.0.1:1', 'x']);
+    expect(run.exitCode).toBe(3);
+    expect(JSON.parse(run.stdout)).toMatchObject({ error: { code: 'PEER_UNREACHABLE' } });
+  });
+
+  it('a coordinator: code 3 and what to do', async () => {
+    const run = await runCli(['node', 'list', '--state', join(folder, 'empty')]);
+    expect(run).toMatchObject({ exitCode: 3, stdout: '' });
+    expect(run.stderr).toContain('muser dev');
+  });
+
+  it('says that a file of addresses is damaged', async () => {
+    await writeFile(join(folder, 'endpoints.json'), '{"decoder":');
+    const run = await runCli(['ask', '--state', folder, 'x']);
+    expect(run.exitCode).toBe(1);
+    expect(run.stderr).toMatch(/endpoints.json is damaged/);
+  });
+});
