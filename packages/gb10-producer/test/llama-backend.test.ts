@@ -1,12 +1,10 @@
-import { availableParallelism } from 'node:os';
-
-import { Engine, loadModel } from '@muser/metal';
 import { describe, expect, it } from 'vitest';
 
 import { LlamaBackend, type LlamaOptions } from '../src/backend/llama.js';
 import { describeBackendCompliance } from './backend-compliance.js';
+import { directRows } from './support/direct-rows.js';
 import { MUSE_NANO } from './support/model.js';
-import { promptTokens, Rows } from './support/rows.js';
+import { promptTokens } from './support/rows.js';
 
 const OPTIONS: LlamaOptions = {
   modelPath: MUSE_NANO,
@@ -20,42 +18,11 @@ const OPTIONS: LlamaOptions = {
   tokensPerSecond: null,
 };
 
-/** An engine of its own, and one export of everything that is there at each chunk's end. */
-async function referenceRows(tokens: Uint32Array, chunkTokens: number): Promise<Rows> {
-  const model = await loadModel(MUSE_NANO);
-  const engine = await Engine.create(model, {
-    maxSequences: 2,
-    contextTokens: 4096,
-    chunkTokens: 64,
-    flashAttention: false,
-    kvType: 'f16',
-    threads: 1,
-  });
-  const { geometry, vocabularySize } = model.info;
-  const count = tokens.length - 1;
-  const rows = new Rows({ ...geometry, vocabularySize }, 'f16', count);
-  const rowBytes = geometry.kvHeads * geometry.headDimension * 2;
-  const sequence = engine.open(count);
-  for (let start = 0; start < count; start += chunkTokens) {
-    const end = Math.min(start + chunkTokens, count);
-    await sequence.evaluate(tokens.subarray(start, end));
-    const exported = await sequence.exportRange(start, end, { windowStart: start });
-    for (const layer of geometry.layers.keys()) {
-      for (const kind of ['k', 'v'] as const) {
-        const bytes = new Uint8Array((end - start) * rowBytes);
-        exported.read(layer, kind, start, end - start, bytes, 0);
-        rows.put(layer, kind, start, bytes);
-      }
-    }
-    exported.dispose();
-  }
-  await sequence.dispose();
-  await engine.close();
-  model.close();
-  return rows;
-}
-
-describeBackendCompliance('llama', { open: () => LlamaBackend.open(OPTIONS), referenceRows });
+describeBackendCompliance('llama', {
+  open: () => LlamaBackend.open(OPTIONS),
+  referenceRows: (tokens, chunkTokens) =>
+    directRows(tokens, { chunkTokens, engineChunkTokens: OPTIONS.chunkTokens, flashAttention: false }),
+});
 
 describe('LlamaBackend', () => {
   it('keeps to the pace that it is given', async () => {
@@ -85,15 +52,7 @@ describe('LlamaBackend', () => {
     await expect(LlamaBackend.open({ ...OPTIONS, modelPath })).rejects.toMatchObject({ code });
   });
 
-  it('says when the cache does not fit', async () => {
-    const huge = {
-      ...OPTIONS,
-      maxPromptTokens: 131_072,
-      maxConcurrent: 64,
-      threads: Math.min(2, availableParallelism()),
-    };
-    await expect(LlamaBackend.open({ ...huge, chunkTokens: 100_000 })).rejects.toMatchObject({
-      code: 'INVALID_REQUEST',
-    });
+  it('refuses what the engine cannot do', async () => {
+    await expect(LlamaBackend.open({ ...OPTIONS, kvType: 'q8_0' })).rejects.toMatchObject({ code: 'INVALID_REQUEST' });
   });
 });

@@ -1,4 +1,5 @@
 import { randomUUID } from 'node:crypto';
+import { setMaxListeners } from 'node:events';
 
 import { MuserError, type SigningKey, toMuserError, TransferSender, type VerifyingKey } from '@muser/protocol';
 import type { Logger } from '@muser/service-kit';
@@ -55,6 +56,8 @@ export class TransferService {
       queueLimit: options.queueLimit,
     });
     this.#staging = new ByteBudget(options.stagingBytes);
+    // Every watcher of the status listens.
+    setMaxListeners(0, this.#drain.signal);
     this.#hash = options.hash ?? choosePayloadHash();
   }
 

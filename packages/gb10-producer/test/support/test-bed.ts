@@ -5,6 +5,7 @@ import { join } from 'node:path';
 
 import {
   encodePrefillRequest,
+  type ModelIdentity,
   MuserError,
   type PrefillRequest,
   type Progress,
@@ -35,6 +36,47 @@ export interface RequestOptions extends Partial<PrefillRequest> {
   tokens: Uint32Array;
   ticketFields?: Partial<Ticket>;
   ticketKey?: SigningKey;
+}
+
+export interface Parties {
+  authority: TestAuthority;
+  decoderId: string;
+  producerId: string;
+  model: ModelIdentity;
+}
+
+/** A request that its producer accepts, unless the options make it one that it must not. */
+export function signedRequest({ authority, decoderId, producerId, model }: Parties, o: RequestOptions): PrefillRequest {
+  const { tokens, ticketFields, ticketKey = authority.coordinatorKey, ...fields } = o;
+  const { heldTokens = 0 } = fields;
+  const decoderModel = new Uint8Array(32).fill(9);
+  const nowMs = Date.now();
+  const ticket: Ticket = {
+    ticketId: randomBytes(16),
+    decoderId,
+    producerId,
+    fingerprint: model.fingerprint,
+    decoderModel,
+    producerModel: model.modelDigest,
+    maxPromptTokens: 131_072,
+    issuedAtMs: nowMs,
+    expiresAtMs: nowMs + 10 * 60_000,
+    ...ticketFields,
+  };
+  return {
+    protocolVersion: 1,
+    nonce: randomBytes(16),
+    ticket: sealTicket(ticket, ticketKey),
+    fingerprint: model.fingerprint,
+    decoderModel,
+    tokens,
+    heldTokens,
+    heldDigest: heldTokens === 0 ? new Uint8Array(0) : tokensDigest(tokens, heldTokens),
+    wireTypes: ['f16'],
+    deadlineMs: TEST_DEADLINE_MS,
+    chunkTokens: 0,
+    ...fields,
+  };
 }
 
 export interface Received {
@@ -130,40 +172,15 @@ export class TestPeer {
     this.#producerIdentity = producerIdentity;
   }
 
-  ticket(fields: Partial<Ticket> = {}, key: SigningKey = this.#bed.authority.coordinatorKey): Uint8Array {
-    const { fingerprint, modelDigest } = this.#bed.producer.backend.model.identity;
-    const nowMs = Date.now();
-    const ticket: Ticket = {
-      ticketId: randomBytes(16),
+  request(options: RequestOptions): PrefillRequest {
+    const { producer, authority } = this.#bed;
+    const parties = {
+      authority,
       decoderId: this.identity.nodeId,
-      producerId: this.#bed.producer.nodeId,
-      fingerprint,
-      decoderModel: new Uint8Array(32).fill(9),
-      producerModel: modelDigest,
-      maxPromptTokens: 131_072,
-      issuedAtMs: nowMs,
-      expiresAtMs: nowMs + 10 * 60_000,
-      ...fields,
+      producerId: producer.nodeId,
+      model: producer.backend.model.identity,
     };
-    return sealTicket(ticket, key);
-  }
-
-  request({ tokens, ticketFields, ticketKey, ...fields }: RequestOptions): PrefillRequest {
-    const { heldTokens = 0 } = fields;
-    return {
-      protocolVersion: 1,
-      nonce: randomBytes(16),
-      ticket: this.ticket(ticketFields, ticketKey),
-      fingerprint: this.#bed.producer.backend.model.identity.fingerprint,
-      decoderModel: new Uint8Array(32).fill(9),
-      tokens,
-      heldTokens,
-      heldDigest: heldTokens === 0 ? new Uint8Array(0) : tokensDigest(tokens, heldTokens),
-      wireTypes: ['f16'],
-      deadlineMs: TEST_DEADLINE_MS,
-      chunkTokens: 0,
-      ...fields,
-    };
+    return signedRequest(parties, options);
   }
 
   /** Receives a whole transfer as a decoder does. `onEvent` may wait: the reader is as slow then. */
