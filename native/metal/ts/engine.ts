@@ -27,6 +27,7 @@ export type EngineStats = NativeEngineStats;
 /** One llama.cpp context and the thread that runs it. Dropping it without `close` neither hangs nor crashes the process. */
 export class Engine {
   readonly #native: NativeEngine;
+  #closed: Promise<void> | null = null;
 
   private constructor(native: NativeEngine) {
     this.#native = native;
@@ -55,7 +56,8 @@ export class Engine {
 
   /** Cancels everything, ends the thread and frees the cache. A second call does nothing more. */
   close(): Promise<void> {
-    return awaitNative('Engine.close', () => this.#native.close());
+    this.#closed ??= awaitNative('Engine.close', () => this.#native.close());
+    return this.#closed;
   }
 }
 

@@ -208,7 +208,7 @@ export function libraryFolder(): string {
   try {
     // The platform package is node-llama-cpp's dependency, not ours: resolve it from there.
     const owner = createRequire(here.resolve('node-llama-cpp'));
-    return join(dirname(owner.resolve(`@node-llama-cpp/${name}/package.json`)), 'bins', name);
+    return join(dirname(owner.resolve(`@node-llama-cpp/${name}`)), '..', 'bins', name);
   } catch (error) {
     throw new EngineError('ADDON_UNAVAILABLE', `@node-llama-cpp/${name} is not installed: run npm run bootstrap`, {
       cause: error,

@@ -52,6 +52,7 @@ const MAX_STOP_STRING_LENGTH = 4096;
  */
 export class Sequence {
   readonly #native: NativeSequence;
+  #disposed: Promise<void> | null = null;
 
   /** Sequences come from `Engine.open` and `fork`. */
   constructor(native: NativeSequence) {
@@ -146,7 +147,8 @@ export class Sequence {
 
   /** Cancels what runs and frees the rows between two micro-batches. A second call does nothing. */
   dispose(): Promise<void> {
-    return awaitNative('Sequence.dispose', () => this.#native.dispose());
+    this.#disposed ??= awaitNative('Sequence.dispose', () => this.#native.dispose());
+    return this.#disposed;
   }
 }
 
