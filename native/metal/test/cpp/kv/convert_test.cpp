@@ -130,6 +130,15 @@ TEST(Reference, HadamardIsTheMatrixAndItsOwnInverse) {
 
 // ---- the CPU's set against the reference, bit for bit
 
+TEST(Kernels, AreNotTheReferenceOnAKnownCpu) {
+#if defined(__x86_64__)
+  if (!__builtin_cpu_supports("avx2")) GTEST_SKIP() << "this CPU has no AVX2";
+  EXPECT_STREQ(kernels().name, "avx2");
+#elif defined(__aarch64__)
+  EXPECT_STREQ(kernels().name, "neon");
+#endif
+}
+
 struct Conversion {
   const char* name;
   ByteConversion Kernels::*function;
@@ -221,7 +230,9 @@ TEST(Kernels, FloatsToHalvesAgree) {
   for (uint32_t bits = 0; bits < kAllPatterns; ++bits) {
     const float half = half_to_float(static_cast<uint16_t>(bits));
     if (std::isnan(half)) continue;
-    values.insert(values.end(), {half, std::nextafter(half, INFINITY), std::nextafter(half, -INFINITY), half * 1.0003f});
+    const float above = std::nextafter(half, INFINITY);
+    const float below = std::nextafter(half, -INFINITY);
+    values.insert(values.end(), {half, above, below, half * 1.0003f});
   }
   for (const float scale : {1e-30f, 1e-6f, 1.0f, 3e4f, 1e30f}) {
     const auto more = random_floats(5000, 7, scale);
