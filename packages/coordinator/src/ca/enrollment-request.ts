@@ -21,11 +21,8 @@ export interface VerifiedRequest {
  * @throws MuserError ENROLL_REFUSED
  */
 export async function verifyRequest(request: IdentityRequest): Promise<VerifiedRequest> {
-  const csr = parseCsr(request.csrPem);
-  const { publicKey } = csr;
-  const algorithm = publicKey.algorithm as webcrypto.EcKeyAlgorithm;
-  const isP256 = algorithm.name === 'ECDSA' && algorithm.namedCurve === 'P-256';
-  if (!isP256 || publicKey.rawData.byteLength !== P256_SPKI_BYTES) throw refused('the TLS key is not ECDSA P-256');
+  const { csr, tlsKey, isP256 } = parseCsr(request.csrPem);
+  if (!isP256) throw refused('the TLS key is not ECDSA P-256');
   if (!(await csr.verify(webcrypto).catch(() => false))) {
     throw refused('the certificate request is not signed by its own key');
   }
@@ -35,12 +32,17 @@ export async function verifyRequest(request: IdentityRequest): Promise<VerifiedR
   } catch (cause) {
     throw refused('the identity key did not sign this certificate request', cause);
   }
-  return { nodeId: nodeIdOf(key.publicKey), signingPublicKey: key.publicKey, tlsKey: publicKey };
+  return { nodeId: nodeIdOf(key.publicKey), signingPublicKey: key.publicKey, tlsKey };
 }
 
-function parseCsr(pem: string): Pkcs10CertificateRequest {
+/** The library parses the parts of a request when they are asked for, so all that is needed is asked for here. */
+function parseCsr(pem: string): { csr: Pkcs10CertificateRequest; tlsKey: PublicKey; isP256: boolean } {
   try {
-    return new Pkcs10CertificateRequest(PemConverter.decodeFirst(pem));
+    const csr = new Pkcs10CertificateRequest(PemConverter.decodeFirst(pem));
+    const tlsKey = csr.publicKey;
+    const { name, namedCurve } = tlsKey.algorithm as webcrypto.EcKeyAlgorithm;
+    const isP256 = name === 'ECDSA' && namedCurve === 'P-256' && tlsKey.rawData.byteLength === P256_SPKI_BYTES;
+    return { csr, tlsKey, isP256 };
   } catch (cause) {
     throw refused('the certificate request cannot be parsed', cause);
   }

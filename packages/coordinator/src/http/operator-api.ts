@@ -1,5 +1,12 @@
 import { ERROR_CODES, MuserError } from '@muser/protocol';
-import { createHttpServer, type Clock, type ErrorReply, type HttpServer, type Logger } from '@muser/service-kit';
+import {
+  createHttpServer,
+  ServiceError,
+  type Clock,
+  type ErrorReply,
+  type HttpServer,
+  type Logger,
+} from '@muser/service-kit';
 
 import type { EnrollmentOffice } from '../enrollment.js';
 import type { NodeDirectory } from '../nodes/directory.js';
@@ -94,6 +101,7 @@ function addNodeRoutes(api: App, { directory, office, logger }: OperatorApiOptio
 }
 
 function replyTo(error: unknown): ErrorReply | null {
-  if (!(error instanceof MuserError)) return null;
-  return { status: ERROR_CODES[error.code].httpStatus, body: { error: error.toJSON() } };
+  const known = error instanceof ServiceError ? new MuserError(error.code, error.message) : error;
+  if (!(known instanceof MuserError)) return null;
+  return { status: ERROR_CODES[known.code].httpStatus, body: { error: known.toJSON() } };
 }

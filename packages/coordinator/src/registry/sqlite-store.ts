@@ -1,3 +1,5 @@
+import { closeSync, openSync } from 'node:fs';
+
 import Database from 'better-sqlite3';
 
 import { MuserError } from '@muser/protocol';
@@ -43,6 +45,8 @@ export class SqliteStore implements RegistryStore {
   static open(file: string): SqliteStore {
     let database: Database.Database | undefined;
     try {
+      // SQLite gives its other files the mode of this one.
+      closeSync(openSync(file, 'a', 0o600));
       database = new Database(file, { timeout: BUSY_TIMEOUT_MS });
       refuseDamaged(database, file);
       database.pragma('journal_mode = WAL');
@@ -242,11 +246,16 @@ function recordOf(row: NodeRow): NodeRecord {
 
 function storageError(error: unknown, file: string): MuserError {
   if (error instanceof MuserError) return error;
-  const code = error instanceof Database.SqliteError ? error.code : 'unknown reason';
-  if (code.startsWith('SQLITE_CORRUPT') || code === 'SQLITE_NOTADB') return damaged(file, code, error);
-  return new MuserError('UNAVAILABLE', `the registry ${file} cannot be used (${code}): check the disk and the folder`, {
-    cause: error,
-  });
+  const code = (error as { code?: unknown }).code;
+  const reason = typeof code === 'string' ? code : 'unknown reason';
+  if (reason.startsWith('SQLITE_CORRUPT') || reason === 'SQLITE_NOTADB') return damaged(file, reason, error);
+  return new MuserError(
+    'UNAVAILABLE',
+    `the registry ${file} cannot be used (${reason}): check the disk and the folder`,
+    {
+      cause: error,
+    },
+  );
 }
 
 function damaged(file: string, reason: string, cause?: unknown): MuserError {
