@@ -4,7 +4,7 @@ import { LlamaBackend, type LlamaOptions } from '../src/backend/llama.js';
 import { describeBackendCompliance } from './backend-compliance.js';
 import { directRows } from './support/direct-rows.js';
 import { MUSE_NANO } from './support/model.js';
-import { promptTokens } from './support/rows.js';
+import { CountingBudget, promptTokens } from './support/rows.js';
 
 const OPTIONS: LlamaOptions = {
   modelPath: MUSE_NANO,
@@ -34,7 +34,7 @@ describe('LlamaBackend', () => {
         chunkTokens: 0,
         wireType: 'f16',
         cacheScope: 'test',
-        staging: { acquire: () => Promise.resolve(), release: () => {} },
+        staging: new CountingBudget(1 << 30),
         signal: new AbortController().signal,
       });
       for await (const chunk of run) chunk.release();

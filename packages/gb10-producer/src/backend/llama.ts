@@ -1,12 +1,5 @@
 import { Engine, type KvExport, loadModel, type Model, type Sequence } from '@muser/metal';
-import {
-  fingerprintOf,
-  MAX_PAYLOAD_BYTES,
-  MuserError,
-  planChunkShards,
-  type ShardPlan,
-  windowStartOf,
-} from '@muser/protocol';
+import { fingerprintOf, MAX_PAYLOAD_BYTES, MuserError, planChunkShards, type ShardPlan } from '@muser/protocol';
 
 import { pause } from '../abort.js';
 import type {
@@ -21,6 +14,7 @@ import type {
 import { checkTask } from './check-task.js';
 import { ChunkQueue } from './chunk-queue.js';
 import { fromEngineError } from './engine-errors.js';
+import { windowRowsFrom } from './window-rows.js';
 
 export interface LlamaOptions {
   /** Path of the GGUF file. */
@@ -187,8 +181,8 @@ class Run implements PrefillRun {
 
   async #export(sequence: Sequence, start: number, end: number): Promise<PrefillChunk> {
     const { geometry } = this.#context.backend.model;
-    const { heldTokens, wireType, staging } = this.#task;
-    const windowStart = windowStartOf(geometry, heldTokens, start, end);
+    const { wireType, staging } = this.#task;
+    const windowStart = windowRowsFrom(geometry, this.#task, start, end);
     const plan = planChunkShards(
       { geometry, wireType, chunkStart: start, chunkEnd: end, windowStart },
       MAX_PAYLOAD_BYTES,

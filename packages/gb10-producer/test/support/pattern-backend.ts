@@ -5,7 +5,6 @@ import {
   planChunkShards,
   rowBytesOf,
   type ShardPlan,
-  windowStartOf,
 } from '@muser/protocol';
 
 import type {
@@ -19,6 +18,7 @@ import type {
 } from '../../src/backend/backend.js';
 import { checkTask } from '../../src/backend/check-task.js';
 import { ChunkQueue } from '../../src/backend/chunk-queue.js';
+import { windowRowsFrom } from '../../src/backend/window-rows.js';
 import { Rows } from './rows.js';
 
 export const PATTERN_GEOMETRY: Geometry = {
@@ -48,7 +48,8 @@ function prefixes(tokens: Uint32Array): Uint32Array {
   return tokens.map((token) => (hash = (Math.imul(hash, 31) + token) >>> 0));
 }
 
-export function patternRows(tokens: Uint32Array, geometry = PATTERN_GEOMETRY): Rows {
+export function patternRows(tokens: Uint32Array): Rows {
+  const geometry = PATTERN_GEOMETRY;
   const count = tokens.length - 1;
   const rows = new Rows(geometry, 'f16', count);
   const hashes = prefixes(tokens);
@@ -177,7 +178,7 @@ export class PatternBackend implements PrefillBackend {
   ): Promise<PrefillChunk> {
     const { geometry } = this.model;
     const rowBytes = rowBytesOf(geometry);
-    const windowStart = windowStartOf(geometry, task.heldTokens, start, end);
+    const windowStart = windowRowsFrom(geometry, task, start, end);
     const range = {
       geometry,
       wireType: 'f16' as const,

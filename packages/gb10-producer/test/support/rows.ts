@@ -119,14 +119,14 @@ function halves(bytes: Uint8Array): Float64Array {
 
 /** A staging budget that remembers its peak and tells when somebody has to wait. */
 export class CountingBudget implements StagingBudget {
-  readonly #limitBytes: number;
+  readonly limitBytes: number;
   readonly #waiting: { bytes: number; grant: () => void }[] = [];
   #contended: (() => void)[] = [];
   usedBytes = 0;
   peakBytes = 0;
 
   constructor(limitBytes: number) {
-    this.#limitBytes = limitBytes;
+    this.limitBytes = limitBytes;
   }
 
   acquire(bytes: number, signal: AbortSignal): Promise<void> {
@@ -143,7 +143,7 @@ export class CountingBudget implements StagingBudget {
         this.#waiting.splice(this.#waiting.indexOf(waiter), 1);
         reject(signal.reason as Error);
       };
-      if (this.usedBytes + bytes <= this.#limitBytes) return grant();
+      if (this.usedBytes + bytes <= this.limitBytes) return grant();
       signal.addEventListener('abort', onAbort, { once: true });
       this.#waiting.push(waiter);
       for (const tell of this.#contended.splice(0)) tell();
@@ -153,7 +153,7 @@ export class CountingBudget implements StagingBudget {
   release(bytes: number): void {
     this.usedBytes -= bytes;
     const [next] = this.#waiting;
-    if (next === undefined || this.usedBytes + next.bytes > this.#limitBytes) return;
+    if (next === undefined || this.usedBytes + next.bytes > this.limitBytes) return;
     this.#waiting.shift();
     next.grant();
   }

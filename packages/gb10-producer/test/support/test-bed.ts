@@ -2,6 +2,7 @@ import { randomBytes } from 'node:crypto';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
 
 import {
   encodePrefillRequest,
@@ -155,7 +156,7 @@ export async function until(condition: () => boolean): Promise<void> {
   const endMs = performance.now() + TEST_DEADLINE_MS;
   while (!condition()) {
     if (performance.now() > endMs) throw new Error(`never came true: ${condition.toString()}`);
-    await new Promise((resolve) => setImmediate(resolve));
+    await delay(2);
   }
 }
 
