@@ -107,15 +107,18 @@ function installTriggers({ name, logger, exitWithParent }: RunProcessOptions, st
 /** The promise's value; undefined when it has not settled `limitMs` after the signal was aborted. */
 async function untilAborted<T>(promise: Promise<T>, signal: AbortSignal, limitMs: number): Promise<T | undefined> {
   let timer: NodeJS.Timeout | undefined;
+  let settled = false;
   const limit = aborted(signal).then(
     () =>
       new Promise<undefined>((resolve) => {
-        timer = setTimeout(() => resolve(undefined), limitMs);
+        // A timer that is started after the promise has settled would keep the process alive.
+        if (!settled) timer = setTimeout(() => resolve(undefined), limitMs);
       }),
   );
   try {
     return await Promise.race([promise, limit]);
   } finally {
+    settled = true;
     clearTimeout(timer);
   }
 }

@@ -4,7 +4,8 @@ import { printable, type StatusOutput } from '../terminal.js';
 
 /** Shows the way of one request on standard error: a status line on a terminal, a line for each new phase elsewhere. */
 export class ProgressReporter {
-  #shown = '';
+  /** Prefill and transfer take turns while both run; each is told once. */
+  readonly #shown = new Set<string>();
   #fallback = '';
 
   constructor(private readonly output: StatusOutput) {}
@@ -17,8 +18,8 @@ export class ProgressReporter {
       return;
     }
     const phase = `${progress.phase} ${progress.where ?? ''}`;
-    if (phase === this.#shown) return;
-    this.#shown = phase;
+    if (this.#shown.has(phase)) return;
+    this.#shown.add(phase);
     this.output.line(text);
   }
 

@@ -93,8 +93,8 @@ async function collect(
   let text = '';
   for await (const event of client.chat({ message, prefill, maxTokens: MAX_TOKENS }, signal)) {
     if (event.type === 'text') text += event.text;
-    else if (event.type === 'progress') reporter.report(event.progress);
-    else return { text, summary: event.summary };
+    else if (event.type === 'finished') return { text, summary: event.summary };
+    else if (text === '') reporter.report(event.progress);
   }
   throw new CliError(EXIT.failed, 'INTERNAL', 'the decoder gave no answer');
 }

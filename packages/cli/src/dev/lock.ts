@@ -1,3 +1,4 @@
+import { readFileSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
 import { ServiceError, lockFolder, type FolderLock } from '@muser/service-kit';
 import { CliError, EXIT } from '../exit.js';
@@ -40,7 +41,8 @@ export async function waitForPrevious(layout: StateLayout, output: StatusOutput,
 function isRunning(pid: number): boolean {
   try {
     process.kill(pid, 0);
-    return true;
+    // In a container nobody may reap a process whose parent was killed: it has ended, but its number stays.
+    return process.platform !== 'linux' || !/^\d+ \(.*\) Z/s.test(readFileSync(`/proc/${pid}/stat`, 'utf8'));
   } catch {
     return false;
   }
