@@ -90,7 +90,7 @@ async function answerStreamed(
     await writer.event('[DONE]');
   } catch (error) {
     await stream.abandon();
-    const told = signal.aborted ? signal.reason : error;
+    const told: unknown = signal.aborted ? signal.reason : error;
     // Fails only where the client is gone, and then there is nobody to tell.
     await writer.event(toHttpError(told).body).catch(() => undefined);
   } finally {

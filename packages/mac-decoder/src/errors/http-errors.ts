@@ -1,5 +1,5 @@
 import { ERROR_CODES, isErrorCode, MuserError, toMuserError, type ErrorCode } from '@muser/protocol';
-import { z } from 'zod';
+import type { z } from 'zod';
 
 /** An error in OpenAI's form; `code` is ours. */
 export interface OpenAiError {

@@ -25,9 +25,14 @@ export interface InstallQueueOptions {
 export class InstallQueue {
   private tail: Promise<void> = Promise.resolve();
   private waitingBytes = 0;
-  private failure: MuserError | null = null;
+  private failed: MuserError | null = null;
 
   constructor(private readonly options: InstallQueueOptions) {}
+
+  /** What made an install fail. */
+  get failure(): MuserError | null {
+    return this.failed;
+  }
 
   /** Waits until a stage of `bytes` fits beside those that wait to be installed. */
   async room(bytes: number): Promise<void> {
@@ -50,7 +55,7 @@ export class InstallQueue {
   /** Resolves when all that was pushed is installed or given up; throws what made an install fail. */
   async finished(): Promise<void> {
     await this.settled();
-    if (this.failure !== null) throw this.failure;
+    if (this.failed !== null) throw this.failed;
   }
 
   /** The same without the throw. */
@@ -59,12 +64,12 @@ export class InstallQueue {
   }
 
   private async install(chunk: ReceivedChunk): Promise<void> {
-    if (this.failure !== null) return;
+    if (this.failed !== null) return;
     try {
       await this.options.sequence.install(chunk.stage);
     } catch (error) {
-      this.failure = fromEngineError(error);
-      this.options.onFailed(this.failure);
+      this.failed = fromEngineError(error);
+      this.options.onFailed(this.failed);
       return;
     }
     this.options.onInstalled(chunk);

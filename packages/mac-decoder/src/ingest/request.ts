@@ -56,5 +56,5 @@ export function openTransfer(options: TransferOptions): { requestBytes: Buffer; 
 
 /** WebCrypto hashes on a thread of libuv's pool, so that the network thread goes on decrypting. */
 async function hashBesideTheNetwork(payload: Uint8Array): Promise<Uint8Array> {
-  return new Uint8Array(await webcrypto.subtle.digest('SHA-256', payload as Uint8Array<ArrayBuffer>));
+  return new Uint8Array(await webcrypto.subtle.digest('SHA-256', payload));
 }

@@ -227,10 +227,16 @@ class Transfer {
     if (signal.aborted) throw new MuserError('CANCELLED', 'The request was cancelled during its transfer.');
     // What stopped the stream from our side says more than how the stream took it.
     const failure = toMuserError(this.stop.signal.aborted ? this.stop.signal.reason : error, 'INTERNAL');
-    // llama.cpp can leave bytes of a failed restore behind: nothing of such a sequence is trusted.
-    if (failure.code === 'ENGINE_FAILED') await lease.replace();
-    const position = failure.code === 'ENGINE_FAILED' ? 0 : await lease.rewind(this.lastResumePoint);
+    const position = await this.restore(lease);
     return { position, failure, reached, figures: this.figures };
+  }
+
+  /** Puts the sequence to where decoding can go on from; returns that position. */
+  private async restore(lease: SequenceLease): Promise<number> {
+    if (this.installs.failure?.code !== 'ENGINE_FAILED') return lease.rewind(this.lastResumePoint);
+    // llama.cpp can leave bytes of a failed restore behind: nothing of such a sequence is trusted.
+    await lease.replace();
+    return 0;
   }
 
   private discardFilling(): void {

@@ -1,4 +1,4 @@
-import { MuserError, toMuserError } from '@muser/protocol';
+import { toMuserError, type MuserError } from '@muser/protocol';
 import type { Logger } from '@muser/service-kit';
 import type { DecoderEngine, SequenceLease } from '../engine/decoder-engine.js';
 import { engineCall } from '../errors/engine-errors.js';

@@ -12,9 +12,16 @@ afterEach(() => {
 });
 
 /** A real response to a real client. */
-async function exchange(): Promise<{ response: ServerResponse; incoming: Promise<IncomingMessage>; hangUp: () => void }> {
+async function exchange(): Promise<{
+  response: ServerResponse;
+  incoming: Promise<IncomingMessage>;
+  hangUp: () => void;
+}> {
   const server = createServer();
-  closers.push(() => server.closeAllConnections(), () => server.close());
+  closers.push(
+    () => server.closeAllConnections(),
+    () => server.close(),
+  );
   const arrived = new Promise<ServerResponse>((resolve) => {
     server.on('request', (_request, response) => resolve(response));
   });

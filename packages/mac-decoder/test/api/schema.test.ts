@@ -19,7 +19,14 @@ describe('chatRequestSchema', () => {
       model: 'any',
       messages: [
         { role: 'developer', content: 'be brief' },
-        { role: 'user', content: [{ type: 'text', text: 'a' }, { type: 'text', text: 'b' }], name: 'me' },
+        {
+          role: 'user',
+          content: [
+            { type: 'text', text: 'a' },
+            { type: 'text', text: 'b' },
+          ],
+          name: 'me',
+        },
         { role: 'assistant', content: null },
       ],
       temperature: null,
@@ -46,7 +53,20 @@ describe('chatRequestSchema', () => {
     ['messages[0].role', { messages: [{ role: 'tool', content: 'x', tool_call_id: '1' }] }],
     ['messages[0].content', { messages: [{ role: 'user' }] }],
     ['messages[0].content', { messages: [{ role: 'user', content: 7 }] }],
-    ['messages[0].content[1].type', { messages: [{ role: 'user', content: [{ type: 'text', text: 'a' }, { type: 'image_url', image_url: { url: 'x' } }] }] }],
+    [
+      'messages[0].content[1].type',
+      {
+        messages: [
+          {
+            role: 'user',
+            content: [
+              { type: 'text', text: 'a' },
+              { type: 'image_url', image_url: { url: 'x' } },
+            ],
+          },
+        ],
+      },
+    ],
     ['messages[0].content[0].type', { messages: [{ role: 'user', content: [{ type: 'input_audio' }] }] }],
     ['messages[0].tool_calls', { messages: [{ role: 'assistant', content: '', tool_calls: [{}] }] }],
     ['n', { messages, n: 2 }],
@@ -81,7 +101,9 @@ describe('toHttpError', () => {
   });
 
   test("does not repeat the HTTP server's message about a body", () => {
-    const { status, body } = toHttpError(Object.assign(new Error('Unexpected token s in "secret"'), { statusCode: 400 }));
+    const { status, body } = toHttpError(
+      Object.assign(new Error('Unexpected token s in "secret"'), { statusCode: 400 }),
+    );
     expect(status).toBe(400);
     expect(JSON.stringify(body)).not.toContain('secret');
   });

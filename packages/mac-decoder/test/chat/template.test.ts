@@ -79,7 +79,10 @@ describe('ChatTemplate', () => {
       }
       return null;
     })();
-    expect(refusal).toMatchObject({ code: 'INVALID_REQUEST', message: expect.stringContaining('roles must alternate') });
+    expect(refusal).toMatchObject({
+      code: 'INVALID_REQUEST',
+      message: expect.stringContaining('roles must alternate'),
+    });
     expect(String(refusal)).not.toContain('secret');
   });
 

@@ -7,7 +7,13 @@ import { fileURLToPath } from 'node:url';
 import { loadModel, type Model } from '@muser/metal';
 import { fingerprintOf, sealTicket, TICKET_LIFETIME_MS, type ProducerEntry } from '@muser/protocol';
 import { createLogger, flushLogger } from '@muser/service-kit';
-import { needleDocument, TestAuthority, writeIdentityFolder, type NeedleDocument, type TestIdentity } from '@muser/testing';
+import {
+  needleDocument,
+  TestAuthority,
+  writeIdentityFolder,
+  type NeedleDocument,
+  type TestIdentity,
+} from '@muser/testing';
 import { decoderConfigSchema, type DecoderConfig } from '../../src/config.js';
 import { startDecoder, type RunningDecoder } from '../../src/decoder.js';
 import { startStandInCoordinator, type StandInCoordinator } from './stand-in-coordinator.js';
@@ -60,7 +66,7 @@ export class Rig {
       chunkTokens: CHUNK_TOKENS,
       threads: 1,
       coordinator: coordinator.target,
-      stallTimeoutMs: 2_000,
+      stallTimeoutMs: 60_000,
       drainMs: 2_000,
       ...overrides,
     });
@@ -161,7 +167,7 @@ export class Rig {
   async until(condition: () => Promise<boolean>): Promise<void> {
     const deadline = performance.now() + WAIT_LIMIT_MS;
     while (!(await condition())) {
-      if (performance.now() > deadline) throw new Error(`not reached within ${WAIT_LIMIT_MS} ms: ${condition}`);
+      if (performance.now() > deadline) throw new Error(`not reached within ${WAIT_LIMIT_MS} ms: ${String(condition)}`);
       await new Promise((resolve) => setTimeout(resolve, 10));
     }
   }

@@ -16,14 +16,15 @@ export async function startStandInCoordinator(identity: Identity, port = 0): Pro
   const server = createServer();
   addPlacementService(server, {
     authorize: () => undefined,
-    watch: async ({ signal, send }) => {
+    watch: async (call) => {
+      const { signal } = call;
       const ended = new Promise<void>((resolve) => {
         for (const end of [signal, closed.signal]) end.addEventListener('abort', () => resolve(), { once: true });
       });
       while (!signal.aborted && !closed.signal.aborted) {
         const next = changed.promise;
         const list: ProducerList = { coordinatorTimeMs: Date.now(), producers: [...producers] };
-        await send(list);
+        await call.send(list);
         await Promise.race([next, ended]);
       }
     },

@@ -146,7 +146,13 @@ async function transfer(o: {
       prefillEndUs = sinceStartUs();
       const windowStart = windowStartOf(geometry, 0, start, end);
       const exported = await sequence.exportRange(start, end, { windowStart });
-      for (const plan of planChunkShards({ geometry, wireType: 'f16', chunkStart: start, chunkEnd: end, windowStart })) {
+      for (const plan of planChunkShards({
+        geometry,
+        wireType: 'f16',
+        chunkStart: start,
+        chunkEnd: end,
+        windowStart,
+      })) {
         const rows = Buffer.alloc(plan.payloadBytes);
         let offset = 0;
         for (const { layer, kind } of plan.parts) {

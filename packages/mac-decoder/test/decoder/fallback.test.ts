@@ -1,0 +1,374 @@
+import { createServer, type AddressInfo } from 'node:net';
+import {
+  encodeErrorFrame,
+  generateSigningKey,
+  MuserError,
+  signingKeyFromSeed,
+  type ErrorCode,
+  type ProducerEntry,
+} from '@muser/protocol';
+import { FaultProxy } from '@muser/testing';
+import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
+import { ask } from '../support/client.js';
+import type { DecoderConfig } from '../../src/config.js';
+import { CHUNK_TOKENS, Rig } from '../support/rig.js';
+import { EndStream, type Misbehaviour } from '../support/stand-in-producer.js';
+
+let rig: Rig;
+beforeAll(async () => {
+  rig = await Rig.start();
+});
+afterEach(() => rig.settled());
+afterAll(() => rig?.close());
+
+interface Case {
+  readonly name: string;
+  readonly code: ErrorCode;
+  /** Tokens that are saved; 0: the local prefill starts from the beginning. */
+  readonly resumedAt: number | 'all';
+  readonly how?: Misbehaviour;
+  readonly entry?: () => Partial<ProducerEntry> | Promise<Partial<ProducerEntry>>;
+}
+
+const otherKey = signingKeyFromSeed(generateSigningKey().seed);
+/** Shards of one chunk of muse-nano: 512 tokens x 8 layers x K and V x 256 bytes = 2 MiB, so 2 shards of 1 MiB. */
+const SHARDS_PER_CHUNK = 2;
+const FIRST_OF_CHUNK_2 = 2 * SHARDS_PER_CHUNK;
+
+const atShard = (shard: number, change: (frame: Buffer) => Buffer | null): NonNullable<Misbehaviour['frame']> => {
+  return (frame, kind, current) => (kind === 'shard' && current === shard ? change(frame) : frame);
+};
+const flipLastByte = (frame: Buffer): Buffer => {
+  const changed = Buffer.from(frame);
+  changed[changed.length - 1] = (changed[changed.length - 1] ?? 0) ^ 1;
+  return changed;
+};
+const hang = (signal: AbortSignal): Promise<void> =>
+  new Promise((_resolve, reject) =>
+    signal.addEventListener('abort', () => reject(signal.reason as Error), { once: true }),
+  );
+
+const before: Case[] = [
+  {
+    name: 'nobody listens',
+    code: 'PEER_UNREACHABLE',
+    resumedAt: 0,
+    entry: async () => ({ addresses: [`127.0.0.1:${await closedPort()}`] }),
+  },
+  {
+    name: 'another node answers at that address',
+    code: 'PEER_IDENTITY',
+    resumedAt: 0,
+    entry: () => ({ nodeId: rig.identities.coordinator.nodeId }),
+  },
+  {
+    name: 'the producer refuses by an Error frame',
+    code: 'PRODUCER_DRAINING',
+    resumedAt: 0,
+    how: {
+      beforeBegin: async (call) => {
+        await call.send(encodeErrorFrame(new MuserError('PRODUCER_DRAINING', 'it drains')));
+        throw new EndStream();
+      },
+    },
+  },
+  {
+    name: 'the producer refuses by a status',
+    code: 'QUEUE_FULL',
+    resumedAt: 0,
+    how: { beforeBegin: () => Promise.reject(new MuserError('QUEUE_FULL', 'the queue is full')) },
+  },
+  {
+    name: 'the stream ends at once',
+    code: 'TRANSFER_TRUNCATED',
+    resumedAt: 0,
+    how: { beforeBegin: () => Promise.reject(new EndStream()) },
+  },
+  {
+    name: 'Begin is signed by another key',
+    code: 'SIGNATURE_INVALID',
+    resumedAt: 0,
+    how: { sender: (options) => ({ ...options, key: otherKey }) },
+  },
+  {
+    name: 'the geometry is another',
+    code: 'GEOMETRY_MISMATCH',
+    resumedAt: 0,
+    how: { sender: (options) => ({ ...options, geometry: { ...options.geometry, kvHeads: 4 } }) },
+  },
+  {
+    name: 'the model is another',
+    code: 'MODEL_MISMATCH',
+    resumedAt: 0,
+    how: { sender: (options) => ({ ...options, fingerprint: new Uint8Array(32) }) },
+  },
+  {
+    name: 'a frame is garbage',
+    code: 'MESSAGE_INVALID',
+    resumedAt: 0,
+    how: { frame: (frame, kind) => (kind === 'begin' ? Buffer.from('ffffffff', 'hex') : frame) },
+  },
+];
+
+const during: Case[] = [
+  {
+    name: 'the connection breaks',
+    code: 'PEER_UNREACHABLE',
+    resumedAt: 2 * CHUNK_TOKENS,
+    how: {
+      after: async (kind, shard) => {
+        if (kind === 'shard' && shard === FIRST_OF_CHUNK_2) {
+          rig.producer.listener.disconnectPeer(rig.identities.decoder.nodeId);
+          throw new EndStream();
+        }
+      },
+    },
+  },
+  {
+    name: 'the stream ends without a Seal',
+    code: 'TRANSFER_TRUNCATED',
+    resumedAt: 2 * CHUNK_TOKENS,
+    how: {
+      after: async (kind, shard) => {
+        if (kind === 'shard' && shard === FIRST_OF_CHUNK_2) throw new EndStream();
+      },
+    },
+  },
+  {
+    name: 'the producer fails',
+    code: 'ENGINE_FAILED',
+    resumedAt: 2 * CHUNK_TOKENS,
+    how: {
+      after: async (kind, shard, call, sender) => {
+        if (kind !== 'shard' || shard !== FIRST_OF_CHUNK_2) return;
+        await call.send(sender.error(new MuserError('ENGINE_FAILED', 'out of luck')));
+        throw new EndStream();
+      },
+    },
+  },
+  {
+    name: 'a payload is changed',
+    code: 'DIGEST_MISMATCH',
+    resumedAt: 2 * CHUNK_TOKENS,
+    how: { frame: atShard(FIRST_OF_CHUNK_2, flipLastByte) },
+  },
+  {
+    name: 'a shard is missing',
+    code: 'ORDER_VIOLATION',
+    resumedAt: 2 * CHUNK_TOKENS,
+    how: { frame: atShard(FIRST_OF_CHUNK_2, () => null) },
+  },
+  {
+    name: 'a value is not a number',
+    code: 'VALUE_INVALID',
+    resumedAt: 2 * CHUNK_TOKENS,
+    how: {
+      payload: (payload, shard) => {
+        if (shard === FIRST_OF_CHUNK_2) payload.writeUInt16LE(0x7e00, 1_000);
+        return payload;
+      },
+    },
+  },
+  {
+    name: 'the first chunk is bad',
+    code: 'DIGEST_MISMATCH',
+    resumedAt: 0,
+    how: { frame: atShard(1, flipLastByte) },
+  },
+];
+
+const after: Case[] = [
+  {
+    name: 'the Seal is missing',
+    code: 'TRANSFER_TRUNCATED',
+    resumedAt: 'all',
+    how: { frame: (frame, kind) => (kind === 'seal' ? null : frame) },
+  },
+  {
+    name: 'the Seal is changed',
+    code: 'SIGNATURE_INVALID',
+    resumedAt: 'all',
+    how: { frame: (frame, kind) => (kind === 'seal' ? flipLastByte(frame) : frame) },
+  },
+  {
+    name: 'something follows the Seal',
+    code: 'TRAILING_DATA',
+    resumedAt: 'all',
+    how: {
+      after: async (kind, _shard, call) => {
+        if (kind === 'seal') await call.send(encodeErrorFrame(new MuserError('INTERNAL', 'late')));
+      },
+    },
+  },
+];
+
+describe.each([
+  ['before the first shard', before],
+  ['in the third chunk', during],
+  ['at the end', after],
+])('%s', (_when, cases) => {
+  test.each(cases)('$name: $code', async ({ code, resumedAt, how, entry }) => {
+    await rig.offer(await entry?.(), how);
+    const { prompt, value } = rig.document(code.length + cases.length, 1_700);
+    const { text, muser } = await ask(rig.url, prompt, { prefill: 'remote' });
+    expect(text).toContain(value);
+    expect(muser.fallback?.code).toBe(code);
+    expect(muser.prefill).toBe(resumedAt === 0 ? 'local' : 'resumed');
+    const evaluated = await locallyEvaluated();
+    if (resumedAt !== 'all') expect(evaluated).toBe(muser.promptTokens - resumedAt);
+    expect(muser.producer).not.toBeNull();
+  });
+});
+
+describe('patience', () => {
+  test.each<[string, ErrorCode, Partial<DecoderConfig>, Misbehaviour]>([
+    ['no Begin comes', 'STALLED', { stallTimeoutMs: 500 }, { beforeBegin: (call) => hang(call.signal) }],
+    [
+      'nothing more comes',
+      'STALLED',
+      { stallTimeoutMs: 3_000 },
+      {
+        after: async (kind, shard, call) => {
+          if (kind === 'shard' && shard === SHARDS_PER_CHUNK) await hang(call.signal);
+        },
+      },
+    ],
+    [
+      'only progress comes until the deadline',
+      'DEADLINE_EXCEEDED',
+      { transferDeadlineMs: 3_000 },
+      {
+        after: async (kind, shard, call, sender) => {
+          if (kind !== 'shard' || shard !== SHARDS_PER_CHUNK) return;
+          while (!call.signal.aborted) {
+            await call.send(sender.progress({ queuePosition: 0, tokensPrefilled: 1, tokensTotal: 2 }));
+            await new Promise((resolve) => setTimeout(resolve, 20));
+          }
+          throw new EndStream();
+        },
+      },
+    ],
+  ])('ends when %s: %s', async (_name, code, config, how) => {
+    const impatient = await Rig.start(config);
+    try {
+      await impatient.offer({}, how);
+      const { prompt, value } = impatient.document(7, 1_300);
+      const { text, muser } = await ask(impatient.url, prompt, { prefill: 'remote' });
+      expect(text).toContain(value);
+      expect(muser.fallback?.code).toBe(code);
+      expect(muser.prefill).not.toBe('remote');
+      await impatient.settled();
+    } finally {
+      await impatient.close();
+    }
+  });
+});
+
+/** Tokens that the decoder itself evaluated for the last request, from its log. */
+async function locallyEvaluated(): Promise<number> {
+  const lines = (await rig.log())
+    .trim()
+    .split('\n')
+    .map((line) => JSON.parse(line) as Record<string, unknown>);
+  const failed = lines.filter((line) => line['msg'] === 'remote prefill failed').at(-1);
+  const answered = lines.filter((line) => line['msg'] === 'answered').at(-1);
+  return Number(answered?.['promptTokens']) - Number(failed?.['resumedAt']);
+}
+
+describe('the way to a producer', () => {
+  test('the second address is used when the first does not answer', async () => {
+    await rig.offer({ addresses: [`127.0.0.1:${await closedPort()}`, rig.producer.target] });
+    const { prompt, value } = rig.document(1, 900);
+    const { text, muser } = await ask(rig.url, prompt, { prefill: 'remote' });
+    expect(text).toContain(value);
+    expect(muser).toMatchObject({ prefill: 'remote', fallback: null });
+  });
+
+  test.each([10_000, 500_000, 1_500_000, 2_500_000])('a connection cut at byte %i', async (cutAtByte) => {
+    const [host = '', port = ''] = rig.producer.target.split(':');
+    const proxy = await FaultProxy.listen({
+      target: { host, port: Number(port) },
+      faults: () => ({ toClient: { cutAtByte } }),
+    });
+    try {
+      await rig.offer({ addresses: [proxy.target] });
+      const { prompt, value } = rig.document(2, 1_700);
+      const { text, muser } = await ask(rig.url, prompt, { prefill: 'remote' });
+      expect(text).toContain(value);
+      expect(muser.fallback?.code).toBe('PEER_UNREACHABLE');
+      expect(muser.prefill).toBe(cutAtByte > 2_200_000 ? 'resumed' : 'local');
+    } finally {
+      await proxy.close();
+    }
+  });
+
+  test('a frozen connection is left, and the producer works again afterwards', async () => {
+    const impatient = await Rig.start({ stallTimeoutMs: 3_000 });
+    const [host = '', port = ''] = impatient.producer.target.split(':');
+    const proxy = await FaultProxy.listen({
+      target: { host, port: Number(port) },
+      faults: () => ({ toClient: { stallAtByte: 50_000 } }),
+    });
+    try {
+      await impatient.offer({ addresses: [proxy.target] });
+      const { prompt, value } = impatient.document(3, 1_700);
+      const stalled = await ask(impatient.url, prompt, { prefill: 'remote' });
+      expect(stalled.text).toContain(value);
+      expect(stalled.muser.fallback?.code).toBe('STALLED');
+      await impatient.offer();
+      const again = await ask(impatient.url, prompt, { prefill: 'remote' });
+      expect(again).toMatchObject({ text: stalled.text, muser: { prefill: 'remote', fallback: null } });
+    } finally {
+      await proxy.close();
+      await impatient.close();
+    }
+  });
+});
+
+describe('without a producer', () => {
+  test('remote falls back, auto is local', async () => {
+    rig.coordinator.publish([]);
+    await rig.until(async () => (await rig.health()).producers.length === 0);
+    const { prompt, value } = rig.document(4, 500);
+    const remote = await ask(rig.url, prompt, { prefill: 'remote' });
+    expect(remote.text).toContain(value);
+    expect(remote.muser).toMatchObject({ prefill: 'local', fallback: { code: 'NO_PRODUCER' }, producer: null });
+    const auto = await ask(rig.url, prompt, { prefill: 'auto' });
+    expect(auto.muser).toMatchObject({ prefill: 'local', fallback: null });
+  });
+
+  test('one that just failed is left alone for a while', async () => {
+    await rig.offer({}, { beforeBegin: () => Promise.reject(new EndStream()) });
+    const { prompt } = rig.document(5, 300);
+    const calls = rig.producer.calls();
+    const first = await ask(rig.url, prompt, { prefill: 'remote' });
+    const second = await ask(rig.url, prompt, { prefill: 'remote' });
+    expect(first.muser.fallback?.code).toBe('TRANSFER_TRUNCATED');
+    expect(second.muser.fallback).toMatchObject({
+      code: 'NO_PRODUCER',
+      message: expect.stringContaining('failed a moment ago'),
+    });
+    expect(rig.producer.calls()).toBe(calls + 1);
+  });
+});
+
+test('a coordinator that is gone is not needed, and is found again', async () => {
+  await rig.offer();
+  await rig.coordinator.close();
+  await rig.until(async () => (await rig.health()).coordinator === 'absent');
+  const { prompt, value } = rig.document(6, 900);
+  const { text, muser } = await ask(rig.url, prompt, { prefill: 'remote' });
+  expect(text).toContain(value);
+  expect(muser).toMatchObject({ prefill: 'remote', fallback: null });
+  await rig.restartCoordinator();
+  await rig.until(async () => (await rig.health()).coordinator === 'connected');
+});
+
+/** A port on which nobody listens. */
+async function closedPort(): Promise<number> {
+  const server = createServer();
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  const { port } = server.address() as AddressInfo;
+  await new Promise((resolve) => server.close(resolve));
+  return port;
+}
