@@ -4,9 +4,9 @@ import { frameSchema } from '../src/messages.js';
 import { TransferReceiver, type TransferEvent } from '../src/transfer/receiver.js';
 import { encodeErrorFrame } from '../src/transfer/sender.js';
 import { expectCode, failureOf } from './support/errors.js';
+import type { beginOf } from './support/transfers.js';
 import {
   beginMessage,
-  beginOf,
   geometry,
   messagesOf,
   newReceiver,

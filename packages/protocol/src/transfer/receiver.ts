@@ -118,7 +118,7 @@ export class TransferReceiver {
    * @throws MuserError TRANSFER_TRUNCATED unless sealed, or the earlier failure
    */
   end(): void {
-    if (this.#failure !== null) throw this.#failure;
+    this.#throwFailure();
     if (this.#state !== 'sealed') {
       throw this.#fail(new MuserError('TRANSFER_TRUNCATED', 'the stream ended before the Seal'));
     }
@@ -126,12 +126,12 @@ export class TransferReceiver {
 
   async #take(message: Buffer, earlier: Promise<void>): Promise<TransferEvent> {
     try {
-      if (this.#failure !== null) throw this.#failure;
+      this.#throwFailure();
       const { event, next, digest } = this.#check(message);
       this.#checked = next;
       // Both are waited for together, so that a hash that fails while an earlier one runs is not an unhandled rejection.
       const [actual] = await Promise.all([digest?.actual, earlier]);
-      if (this.#failure !== null) throw this.#failure;
+      this.#throwFailure();
       if (digest !== undefined && !asBuffer(digest.expected).equals(actual ?? Buffer.alloc(0))) {
         throw new MuserError('DIGEST_MISMATCH', 'the payload is not the one that was signed');
       }
@@ -140,6 +140,10 @@ export class TransferReceiver {
     } catch (thrown) {
       throw this.#fail(toMuserError(thrown, 'INTERNAL'));
     }
+  }
+
+  #throwFailure(): void {
+    if (this.#failure !== null) throw this.#failure;
   }
 
   #fail(error: MuserError): MuserError {

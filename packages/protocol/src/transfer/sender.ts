@@ -108,7 +108,7 @@ export class TransferSender {
     const body = sealSchema.encode({
       ...this.#coverage.totals,
       requestDigest,
-      headersDigest: this.#headers.digest(),
+      headersDigest: this.#headers.copy().digest(),
       ...times,
     });
     const frame = frameSchema.encode({

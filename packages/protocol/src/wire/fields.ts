@@ -87,7 +87,7 @@ export function double(number: number): Field<number> {
     wireType: WIRE_FIXED64,
     initial: 0,
     check(value, path) {
-      if (!Number.isFinite(value) || value < 0 || Object.is(value, -0)) {
+      if (!Number.isFinite(value) || value < 0) {
         throw invalid(path, `${value} is not a finite number from 0 on`);
       }
     },
@@ -123,7 +123,7 @@ export function bytes(number: number, length: { min?: number; max: number }): Fi
   return scalarField<Uint8Array>(number, {
     type: 'bytes',
     wireType: WIRE_LENGTH,
-    initial: new Uint8Array(0),
+    initial: Buffer.alloc(0),
     check(value, path) {
       if (!(value instanceof Uint8Array)) throw invalid(path, 'is not bytes');
       if (value.length > length.max) throw tooLarge(path, 'bytes', value.length, length.max);
