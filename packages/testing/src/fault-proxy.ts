@@ -2,7 +2,7 @@ import { createServer, connect, type AddressInfo, type Server, type Socket } fro
 
 /** What happens to the bytes of one direction of one connection. Offsets count that direction's bytes from 0. */
 export interface Faults {
-  /** Exactly this many bytes pass, then both sockets are reset. */
+  /** Exactly this many bytes arrive, then the connection ends, in both directions. */
   cutAtByte?: number;
   /** The lowest bit of this byte is flipped. */
   corruptByte?: number;
@@ -27,6 +27,8 @@ export interface FaultProxyOptions {
 interface Link {
   client: Socket;
   server: Socket;
+  /** One direction was cut: what still comes in the other one is thrown away. */
+  cut: boolean;
 }
 
 /** A TCP proxy between two real peers that breaks their connection in a way that can be repeated byte by byte. */
@@ -79,7 +81,7 @@ export class FaultProxy {
     this.#frozen = null;
   }
 
-  /** Resets every connection; new ones are accepted. */
+  /** Ends every connection at once; new ones are accepted. */
   reset(): void {
     for (const link of this.#links) destroy(link);
   }
@@ -94,14 +96,14 @@ export class FaultProxy {
   #join(client: Socket, { target, faults }: FaultProxyOptions): void {
     const { toServer = {}, toClient = {} } = faults?.(this.#accepted) ?? {};
     this.#accepted += 1;
-    const link = { client, server: connect({ ...target, allowHalfOpen: true }) };
+    const link: Link = { client, server: connect({ ...target, allowHalfOpen: true }), cut: false };
     this.#links.add(link);
     for (const socket of [link.client, link.server]) {
       socket.setNoDelay(true);
       socket.on('error', () => destroy(link));
       socket.on('close', () => {
-        destroy(link);
-        this.#links.delete(link);
+        if (!link.cut) destroy(link);
+        if (client.destroyed && link.server.destroyed) this.#links.delete(link);
       });
     }
     void this.#pump(link, link.client, link.server, toServer);
@@ -114,6 +116,7 @@ export class FaultProxy {
     let passed = 0;
     try {
       for await (const received of from) {
+        if (link.cut) continue;
         const { chunk, then } = applyFaults(received as Buffer, passed, faults);
         for (const piece of paced(chunk, faults.bytesPerSecond)) {
           await this.#frozen?.promise;
@@ -122,9 +125,9 @@ export class FaultProxy {
           if (faults.bytesPerSecond !== undefined) await sleep((1_000 * piece.length) / faults.bytesPerSecond);
         }
         passed += chunk.length;
-        if (then === 'cut') return destroy(link);
-        // The connection stays open and silent; its close ends the wait.
-        if (then === 'stall') return void from.pause();
+        if (then === 'cut') return cut(link, from, to);
+        // Open and silent until somebody ends the connection; leaving the loop here would do that.
+        if (then === 'stall') await new Promise((resolve) => from.once('close', resolve));
       }
       await line?.drained();
       await this.#frozen?.promise;
@@ -195,7 +198,18 @@ function sleep(milliseconds: number): Promise<void> {
   return new Promise((resolve) => setTimeout(resolve, Math.max(0, milliseconds)));
 }
 
+/**
+ * Ends the connection so that the receiver gets every byte before its end: a reset, or closing a socket with unread bytes,
+ * would throw away what has arrived but has not been read.
+ */
+function cut(link: Link, from: Socket, to: Socket): void {
+  link.cut = true;
+  from.destroy();
+  to.end();
+}
+
 function destroy({ client, server }: Link): void {
-  client.resetAndDestroy();
-  server.resetAndDestroy();
+  // Not resetAndDestroy(): it waits until everything has been written, which a stalled peer never allows.
+  client.destroy();
+  server.destroy();
 }

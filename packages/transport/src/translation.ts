@@ -25,8 +25,8 @@ export interface CallFacts {
   target: string;
   /** The connection was there when the call ended. */
   connected: boolean;
-  /** What checkServerIdentity found wrong, if it was asked and refused. */
-  identityProblem: MuserError | null;
+  /** What was found in the server's certificate: nothing as long as no handshake got that far. */
+  identity: MuserError | 'approved' | 'unseen';
 }
 
 /** What a client reports. */
@@ -36,13 +36,16 @@ export function fromServiceError(error: ServiceError, facts: CallFacts): MuserEr
   if (isErrorCode(sent)) {
     return new MuserError(sent, boundedText(error.details), { cause: error, details });
   }
-  if (facts.identityProblem !== null && error.code === GrpcStatus.UNAVAILABLE) return facts.identityProblem;
+  if (facts.identity instanceof MuserError && !facts.connected) return facts.identity;
   const { code, message } = withoutCode(error, facts);
   return new MuserError(code, message, { cause: error, details });
 }
 
 /** The call ended by something that no handler of ours sent: the connection, grpc-js itself, or a foreign server. */
-function withoutCode(error: ServiceError, { target, connected }: CallFacts): { code: ErrorCode; message: string } {
+function withoutCode(
+  error: ServiceError,
+  { target, connected, identity }: CallFacts,
+): { code: ErrorCode; message: string } {
   const text = boundedText(error.details);
   switch (error.code) {
     case GrpcStatus.DEADLINE_EXCEEDED:
@@ -56,13 +59,26 @@ function withoutCode(error: ServiceError, { target, connected }: CallFacts): { c
     case GrpcStatus.PERMISSION_DENIED:
       return { code: 'PERMISSION_DENIED', message: `${target} refused: ${text}` };
     default:
-      if (!connected && isCertificateTrouble(text)) {
-        return { code: 'PEER_IDENTITY', message: `no trusted connection to ${target}: ${text}` };
-      }
       return connected
         ? { code: 'PEER_UNREACHABLE', message: `the connection to ${target} broke: ${text}` }
-        : { code: 'PEER_UNREACHABLE', message: `${target} cannot be reached: ${text}` };
+        : connectionFailure(target, identity, text);
   }
+}
+
+function connectionFailure(
+  target: string,
+  identity: CallFacts['identity'],
+  text: string,
+): { code: ErrorCode; message: string } {
+  if (isCertificateTrouble(text)) {
+    return { code: 'PEER_IDENTITY', message: `no trusted connection to ${target}: ${text}` };
+  }
+  // With TLS 1.3 a server that refuses the client's certificate does so after the client's side of the handshake is done.
+  const hint =
+    identity === 'approved'
+      ? ' (it closes the connection: is this node enrolled there, and its certificate valid?)'
+      : '';
+  return { code: 'PEER_UNREACHABLE', message: `${target} cannot be reached${hint}: ${text}` };
 }
 
 /**

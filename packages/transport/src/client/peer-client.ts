@@ -1,5 +1,5 @@
 import { createSecureContext, type PeerCertificate } from 'node:tls';
-import { Client, credentials } from '@grpc/grpc-js';
+import { Client, credentials, type ChannelCredentials } from '@grpc/grpc-js';
 import {
   decodeNodeStatus,
   decodeProducerList,
@@ -17,7 +17,7 @@ import type { Identity, Role } from '../identity/types.js';
 import { CLIENT_OPTIONS } from '../options.js';
 import { HANDOFF_SERVICE, NODE_SERVICE, PLACEMENT_SERVICE } from '../services.js';
 import { grpcTarget } from '../target.js';
-import { readStream, type StreamPeer } from './stream.js';
+import { readStream } from './stream.js';
 
 export interface ConnectOptions {
   identity: Identity;
@@ -45,10 +45,12 @@ export interface WatchOptions {
  * never closes the client.
  */
 export class PeerClient {
-  readonly #client: Client;
-  readonly #peer: StreamPeer;
+  readonly #target: string;
+  readonly #credentials: ChannelCredentials;
   readonly #closed = new AbortController();
-  #identityProblem: MuserError | null = null;
+  #client: Client;
+  /** Of the newest handshake. */
+  #identity: MuserError | 'approved' | 'unseen' = 'unseen';
 
   /** @throws MuserError INVALID_REQUEST when the target is not an address; nothing is dialled yet */
   static connect(options: ConnectOptions): PeerClient {
@@ -56,6 +58,7 @@ export class PeerClient {
   }
 
   private constructor({ identity, target, expect }: ConnectOptions) {
+    this.#target = target;
     const context = createSecureContext({
       key: identity.tlsKeyPem,
       cert: identity.tlsCertificatePem,
@@ -63,12 +66,12 @@ export class PeerClient {
       minVersion: 'TLSv1.3',
     });
     const checkServerIdentity = (_name: string, certificate: PeerCertificate): Error | undefined => {
-      this.#identityProblem = identityProblem(certificate.raw, target, expect);
-      return this.#identityProblem ?? undefined;
+      const problem = identityProblem(certificate.raw, target, expect);
+      this.#identity = problem ?? 'approved';
+      return problem ?? undefined;
     };
-    const secure = credentials.createFromSecureContext(context, { checkServerIdentity });
-    this.#client = new Client(grpcTarget(target), secure, CLIENT_OPTIONS);
-    this.#peer = { client: this.#client, target, identityProblem: () => this.#identityProblem };
+    this.#credentials = credentials.createFromSecureContext(context, { checkServerIdentity });
+    this.#client = this.#dial();
   }
 
   /**
@@ -102,9 +105,28 @@ export class PeerClient {
     this.#client.close();
   }
 
-  #read(path: string, request: Buffer, { signal, ...limits }: PrefillOptions): AsyncGenerator<Buffer, void, void> {
+  async *#read(path: string, request: Buffer, options: PrefillOptions): AsyncGenerator<Buffer, void, void> {
+    const { signal, ...limits } = options;
     const signals = signal === undefined ? [this.#closed.signal] : [this.#closed.signal, signal];
-    return readStream(this.#peer, { path, request, signals, ...limits });
+    const client = this.#client;
+    const peer = { client, target: this.#target, identity: () => this.#identity };
+    try {
+      yield* readStream(peer, { path, request, signals, ...limits });
+    } catch (error) {
+      if (error instanceof MuserError && error.code === 'STALLED') this.#replace(client);
+      throw error;
+    }
+  }
+
+  #dial(): Client {
+    return new Client(grpcTarget(this.#target), this.#credentials, CLIENT_OPTIONS);
+  }
+
+  /** The link may be dead although nobody says so: the next call makes a new connection, others may finish on the old one. */
+  #replace(stalled: Client): void {
+    if (this.#client !== stalled || this.#closed.signal.aborted) return;
+    this.#client = this.#dial();
+    stalled.close();
   }
 }
 

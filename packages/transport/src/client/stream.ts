@@ -18,7 +18,7 @@ export interface StreamRequest {
 export interface StreamPeer {
   client: Client;
   target: string;
-  identityProblem: () => MuserError | null;
+  identity: () => MuserError | 'approved' | 'unseen';
 }
 
 const bytes = (message: Buffer): Buffer => message;
@@ -135,7 +135,7 @@ class StreamCall {
     return fromServiceError(error, {
       target: this.#peer.target,
       connected: this.#connected,
-      identityProblem: this.#peer.identityProblem(),
+      identity: this.#peer.identity(),
     });
   }
 }

@@ -62,6 +62,8 @@ export class PeerListener {
     tls.on('connection', (socket: Socket) => connections.addHandshake(socket));
     tls.on('tlsClientError', (error, socket) => {
       logger?.debug({ remote: socket.remoteAddress, reason: errorCode(error) }, 'handshake refused');
+      // Node leaves that to us, also after its own handshake timeout.
+      socket.destroy();
     });
     tls.on('secureConnection', (socket) => {
       socket.on('error', (error) => logger?.debug({ reason: errorCode(error) }, 'connection broke'));

@@ -1,0 +1,132 @@
+import { FaultProxy, type ConnectionFaults } from '@muser/testing';
+import { describe, expect, it } from 'vitest';
+import type { PrefillCall } from '../src/index.js';
+import { aborted, afterTest, connect, deferred, expectCode, MIB, readAll, startProducer } from './harness.js';
+
+const CHUNKS = 64;
+
+const sendChunks = async (call: PrefillCall) => {
+  for (let index = 0; index < CHUNKS; index += 1) await call.send(Buffer.alloc(MIB, index));
+};
+
+async function through(target: string, faults?: (index: number) => ConnectionFaults): Promise<FaultProxy> {
+  const [host = '', port = ''] = target.split(':');
+  const proxy = await FaultProxy.listen({ target: { host, port: Number(port) }, ...(faults ? { faults } : {}) });
+  afterTest(() => proxy.close());
+  return proxy;
+}
+
+describe('a connection through a proxy', () => {
+  it('passes whole when nothing is wrong, also late', async () => {
+    const { target } = await startProducer(sendChunks);
+    const proxy = await through(target, () => ({ toClient: { delayMs: 20 }, toServer: { delayMs: 20 } }));
+    const frames = await readAll(connect(proxy.target).prefill(Buffer.alloc(0)));
+    expect(frames.map((frame) => frame[0])).toEqual(Array.from({ length: CHUNKS }, (_, index) => index));
+  });
+
+  it.each([3 * MIB, 3 * MIB + 1, 17 * MIB + 12_345])(
+    'that is cut at byte %i fails on both sides',
+    async (cutAtByte) => {
+      const { target, calls } = await startProducer(sendChunks);
+      const proxy = await through(target, (index) => (index === 0 ? { toClient: { cutAtByte } } : {}));
+      const client = connect(proxy.target);
+      await expectCode(client.prefill(Buffer.alloc(0)), 'PEER_UNREACHABLE');
+      expect(await aborted(calls[0]!.signal)).toMatchObject({ code: 'CANCELLED' });
+      // The next call makes a new connection by itself.
+      await expect
+        .poll(
+          () =>
+            readAll(client.prefill(Buffer.alloc(0))).then(
+              (frames) => frames.length,
+              () => 0,
+            ),
+          { timeout: 10_000 },
+        )
+        .toBe(CHUNKS);
+    },
+  );
+
+  it('that is cut during the handshake fails', async () => {
+    const { target, calls } = await startProducer(sendChunks);
+    const proxy = await through(target, () => ({ toClient: { cutAtByte: 600 } }));
+    await expectCode(connect(proxy.target).prefill(Buffer.alloc(0)), 'PEER_UNREACHABLE');
+    expect(calls).toHaveLength(0);
+  });
+
+  it.each(['toClient', 'toServer'] as const)(
+    'in which one bit changes (%s) fails and delivers nothing wrong',
+    async (direction) => {
+      const { target } = await startProducer(sendChunks);
+      const corruptByte = direction === 'toClient' ? 5 * MIB : 3_000;
+      const proxy = await through(target, () => ({ [direction]: { corruptByte } }));
+      const frames: Buffer[] = [];
+      const reading = (async () => {
+        for await (const frame of connect(proxy.target).prefill(Buffer.alloc(64 * 1024))) frames.push(frame);
+      })();
+      await expectCode(reading, 'PEER_UNREACHABLE');
+      expect(frames.length).toBeLessThan(CHUNKS);
+      frames.forEach((frame, index) => expect(frame.equals(Buffer.alloc(MIB, index))).toBe(true));
+    },
+  );
+
+  it('that stops half-way is STALLED, and the next call makes a new connection', async () => {
+    const { target, calls } = await startProducer(sendChunks);
+    const proxy = await through(target, (index) => (index === 0 ? { toClient: { stallAtByte: 6 * MIB } } : {}));
+    const client = connect(proxy.target);
+    await expectCode(client.prefill(Buffer.alloc(0), { idleTimeoutMs: 300 }), 'STALLED');
+    expect(await readAll(client.prefill(Buffer.alloc(0), { idleTimeoutMs: 30_000 }))).toHaveLength(CHUNKS);
+    expect(proxy.connectionsAccepted).toBe(2);
+    proxy.reset();
+    expect(await aborted(calls[0]!.signal)).toMatchObject({ code: 'CANCELLED' });
+  });
+
+  it('that freezes and thaws goes on where it was', async () => {
+    const started = deferred();
+    const { target } = await startProducer(async (call) => {
+      started.resolve();
+      await sendChunks(call);
+    });
+    const proxy = await through(target);
+    const reading = readAll(connect(proxy.target).prefill(Buffer.alloc(0), { idleTimeoutMs: 30_000 }));
+    await started.promise;
+    proxy.freeze();
+    await new Promise((resolve) => setTimeout(resolve, 300));
+    proxy.thaw();
+    expect(await reading).toHaveLength(CHUNKS);
+  });
+});
+
+describe('what only time can tell', () => {
+  it('a half-open connection is noticed by both sides; a reader that takes nothing loses its stream', async () => {
+    await Promise.all([halfOpen(), nothingTaken()]);
+  });
+
+  async function halfOpen(): Promise<void> {
+    const { target, calls } = await startProducer(async (call) => {
+      await call.send(Buffer.from('frame'));
+      await aborted(call.signal);
+    });
+    const proxy = await through(target);
+    const iterator = connect(proxy.target).prefill(Buffer.alloc(0))[Symbol.asyncIterator]();
+    await iterator.next();
+    proxy.freeze();
+    await expect(iterator.next()).rejects.toMatchObject({ code: 'PEER_UNREACHABLE' });
+    expect(await aborted(calls[0]!.signal)).toMatchObject({ code: 'CANCELLED' });
+  }
+
+  async function nothingTaken(): Promise<void> {
+    const failed = deferred<unknown>();
+    const { target } = await startProducer(async (call) => {
+      try {
+        for (;;) await call.send(Buffer.alloc(MIB));
+      } catch (error) {
+        failed.resolve(error);
+        throw error;
+      }
+    });
+    const iterator = connect(target).prefill(Buffer.alloc(0))[Symbol.asyncIterator]();
+    await iterator.next();
+    expect(await failed.promise).toMatchObject({ code: 'STALLED' });
+    await iterator.return?.(undefined);
+  }
+});
