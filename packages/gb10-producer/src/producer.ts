@@ -49,14 +49,18 @@ export async function startProducer(
 ): Promise<Producer> {
   const cleanups: (() => Promise<void>)[] = [];
   const close = async (): Promise<void> => {
-    for (const cleanup of cleanups.splice(0).reverse()) await cleanup();
+    const failures: unknown[] = [];
+    for (const cleanup of cleanups.splice(0).reverse()) {
+      await cleanup().catch((error: unknown) => failures.push(error));
+    }
+    if (failures.length > 0) throw failures[0];
   };
   try {
     await ensurePrivateFolder(config.stateDir);
     const lock = await lockFolder(config.stateDir);
     cleanups.push(() => lock.release());
     const identity = await loadOwnIdentity(config.stateDir);
-    const backend = await open(config, signal);
+    const backend = await open(config, logger, signal);
     cleanups.push(() => backend.close());
     checkStaging(config, backend);
     const transfers = createTransfers(config, identity, backend, logger);

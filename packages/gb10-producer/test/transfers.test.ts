@@ -274,6 +274,15 @@ describe('a transfer that ends early frees everything', () => {
     await first;
   });
 
+  it('when rows cannot be read, without the text of an error that is not ours', async () => {
+    await start();
+    backend.readError = new Error('secret');
+    const received = decoder.receive(decoder.request({ tokens: prompt(1000) }));
+    await expect(received).rejects.toMatchObject({ code: 'INTERNAL', message: expect.not.stringContaining('secret') });
+    backend.readError = null;
+    await decoder.receive(decoder.request({ tokens: prompt(1000) }));
+  });
+
   it('when its backend fails, with the reason', async () => {
     await start({ maxConcurrent: 1 }, 5);
     const ends = expect(decoder.receive(decoder.request({ tokens: prompt(1000) }))).rejects.toMatchObject({

@@ -1,16 +1,17 @@
 import { randomUUID } from 'node:crypto';
 import { setMaxListeners } from 'node:events';
 
-import { MuserError, type SigningKey, toMuserError, TransferSender, type VerifyingKey } from '@muser/protocol';
+import { MuserError, type SigningKey, TransferSender, type VerifyingKey } from '@muser/protocol';
 import type { Logger } from '@muser/service-kit';
 import { ByteBudget, type PrefillCall } from '@muser/transport';
 
 import { orLate } from '../abort.js';
 import type { PrefillBackend } from '../backend/backend.js';
+import { withoutForeignText } from '../foreign-errors.js';
 import { PrefillRate } from '../prefill-rate.js';
 import { admit, type AdmittedRequest } from './admission.js';
 import { ComputeQueue } from './compute-queue.js';
-import { choosePayloadHash, type PayloadHash } from './payload-hash.js';
+import { choosePayloadHash } from './payload-hash.js';
 import { Transfer, type TransferOutcome } from './transfer.js';
 
 /** Transfers that are computed and still being sent, beyond those that compute or wait. */
@@ -25,7 +26,6 @@ export interface TransferServiceOptions {
   readonly stagingBytes: number;
   readonly stagingBytesPerTransfer: number;
   readonly logger: Logger;
-  readonly hash?: PayloadHash;
 }
 
 export interface TransferLoad {
@@ -43,7 +43,7 @@ export class TransferService {
   readonly #options: TransferServiceOptions;
   readonly #queue: ComputeQueue;
   readonly #staging: ByteBudget;
-  readonly #hash: PayloadHash;
+  readonly #hash = choosePayloadHash();
   readonly #rate = new PrefillRate();
   /** By nonce, in hexadecimal. */
   readonly #active = new Map<string, { transfer: Transfer; settled: Promise<unknown> }>();
@@ -58,7 +58,6 @@ export class TransferService {
     this.#staging = new ByteBudget(options.stagingBytes);
     // Every watcher of the status listens.
     setMaxListeners(0, this.#drain.signal);
-    this.#hash = options.hash ?? choosePayloadHash();
   }
 
   get load(): TransferLoad {
@@ -86,8 +85,8 @@ export class TransferService {
     try {
       outcome = await this.#accept(call, receivedAtMs);
     } catch (cause) {
-      const error = toMuserError(cause, 'INTERNAL');
-      logger.warn({ code: error.code, reason: error.message }, 'transfer refused');
+      const error = withoutForeignText(cause);
+      logFailure(logger, error, {}, 'transfer refused');
       throw error;
     }
     this.#report(outcome, logger);
@@ -177,6 +176,12 @@ export class TransferService {
       prefillMs: prefillMs && Math.round(prefillMs),
     };
     if (error === null) logger.info({ ...facts, payloadBytes, shards }, 'transfer sealed');
-    else logger.warn({ ...facts, code: error.code, reason: error.message }, `transfer ${state}`);
+    else logFailure(logger, error, facts, `transfer ${state}`);
   }
+}
+
+function logFailure(logger: Logger, error: MuserError, facts: object, message: string): void {
+  const { code, cause } = error;
+  if (code === 'INTERNAL') logger.error({ ...facts, code, err: cause }, message);
+  else logger.warn({ ...facts, code, reason: error.message }, message);
 }

@@ -8,6 +8,7 @@ import {
 } from '@muser/protocol';
 
 import { orAborted, orLate } from '../abort.js';
+import { withoutForeignText } from '../foreign-errors.js';
 import type { PrefillBackend, PrefillChunk, PrefillRun, StagingBudget } from '../backend/backend.js';
 import type { AdmittedRequest } from './admission.js';
 import type { ComputeQueue, QueuePlace } from './compute-queue.js';
@@ -44,11 +45,14 @@ interface PreparedShard {
   readonly sha256: Uint8Array;
 }
 
-export interface TransferOutcome {
+interface TransferEnd {
   readonly state: 'sealed' | 'failed' | 'cancelled';
   readonly error: MuserError | null;
   /** The reader has got the error as an Error frame. */
   readonly told: boolean;
+}
+
+export interface TransferOutcome extends TransferEnd {
   readonly payloadBytes: number;
   readonly shards: number;
   readonly queueMs: number;
@@ -64,7 +68,6 @@ export class Transfer {
   readonly #signal: AbortSignal;
   readonly #writer: FrameWriter;
   #state: TransferState = 'queued';
-  #place: QueuePlace | null = null;
   #run: PrefillRun | null = null;
   #beginAtMs = 0;
   #turnAtMs: number | null = null;
@@ -99,28 +102,23 @@ export class Transfer {
    */
   async run(): Promise<TransferOutcome> {
     const { request } = this.#parts.admitted;
-    this.#place = this.#parts.queue.join((ahead) => this.#reportPosition(ahead));
+    const place = this.#parts.queue.join((ahead) => this.#reportPosition(ahead));
     const deadline = setTimeout(() => {
       const message = `the transfer was not complete ${request.deadlineMs} ms after the request`;
       this.cancel(new MuserError('DEADLINE_EXCEEDED', message, { details: { deadlineMs: request.deadlineMs } }));
     }, this.#remainingMs());
-    let error: MuserError | null = null;
-    let told = false;
+    let end: TransferEnd = { state: 'sealed', error: null, told: false };
     try {
-      await this.#carryOut(this.#place);
+      await this.#carryOut(place);
       this.#state = 'sealed';
     } catch (cause) {
-      error = this.#classify(cause);
-      this.#state = this.#parts.readerGone.aborted ? 'cancelled' : 'failed';
-      // Stops the prefill when it was not the prefill that failed.
-      this.cancel(error);
-      if (this.#state === 'failed') told = await this.#tell(error);
+      end = await this.#fail(cause);
     } finally {
       clearTimeout(deadline);
       await this.#run?.computed;
-      this.#place.leave();
+      place.leave();
     }
-    return this.#outcome(error, told);
+    return { ...end, ...this.#figures() };
   }
 
   async #carryOut(place: QueuePlace): Promise<void> {
@@ -202,12 +200,18 @@ export class Transfer {
     }
   }
 
-  async #prepare(chunk: PrefillChunk, plan: ShardPlan | undefined, scratch: Scratch): Promise<PreparedShard> {
-    const payload = scratch.subarray(0, plan?.payloadBytes ?? 0);
-    // There is none after the last one.
-    if (plan === undefined) return { payload, sha256: payload };
-    await chunk.readShard(plan, payload);
-    return { payload, sha256: await this.#parts.hash(payload) };
+  #prepare(chunk: PrefillChunk, plan: ShardPlan | undefined, scratch: Scratch): Promise<PreparedShard> {
+    const prepare = async (): Promise<PreparedShard> => {
+      const payload = scratch.subarray(0, plan?.payloadBytes ?? 0);
+      // There is none after the last one.
+      if (plan === undefined) return { payload, sha256: payload };
+      await chunk.readShard(plan, payload);
+      return { payload, sha256: await this.#parts.hash(payload) };
+    };
+    const prepared = prepare();
+    // It may fail while the frame before is still being written, when nobody waits for it yet.
+    prepared.catch(() => {});
+    return prepared;
   }
 
   #reportPosition(ahead: number): void {
@@ -215,10 +219,19 @@ export class Transfer {
     this.#writer.progress({ queuePosition: ahead, tokensPrefilled: 0, tokensTotal }, true);
   }
 
-  /** An Error frame is best effort: the reader may be what failed. */
+  async #fail(cause: unknown): Promise<TransferEnd> {
+    const error = this.#classify(cause);
+    const state = this.#parts.readerGone.aborted ? 'cancelled' : 'failed';
+    this.#state = state;
+    // Stops the prefill when it was not the prefill that failed.
+    this.cancel(error);
+    return { state, error, told: state === 'failed' && (await this.#tell(error)) };
+  }
+
+  /** An Error frame is best effort: the reader may be what failed, or the Seal may be on its way already. */
   async #tell(error: MuserError): Promise<boolean> {
-    const told = this.#parts.send(this.#parts.sender.error(error));
     try {
+      const told = this.#parts.send(this.#parts.sender.error(error));
       await orLate(orAborted(told, this.#parts.readerGone), ERROR_FRAME_LIMIT_MS, () => error);
       return true;
     } catch {
@@ -230,7 +243,7 @@ export class Transfer {
     if (this.#parts.readerGone.aborted) return toMuserError(this.#parts.readerGone.reason, 'CANCELLED');
     // What aborted the transfer says more than how a step noticed it.
     if (this.#stop.signal.aborted) return toMuserError(this.#stop.signal.reason, 'CANCELLED');
-    return toMuserError(cause, 'INTERNAL');
+    return withoutForeignText(cause);
   }
 
   #remainingMs(): number {
@@ -242,17 +255,9 @@ export class Transfer {
     return atMs === null ? 0 : Math.max(0, Math.round((atMs - this.#beginAtMs) * 1000));
   }
 
-  #outcome(error: MuserError | null, told: boolean): TransferOutcome {
-    const { state } = this;
-    if (state !== 'sealed' && state !== 'failed' && state !== 'cancelled') {
-      throw new MuserError('INTERNAL', `a transfer ended in the state ${state}`);
-    }
-    const timings = this.#run?.timings;
-    const { startedAtMs = null, endedAtMs = null, reusedTokens = 0 } = timings ?? {};
+  #figures(): Omit<TransferOutcome, keyof TransferEnd> {
+    const { startedAtMs = null, endedAtMs = null, reusedTokens = 0 } = this.#run?.timings ?? {};
     return {
-      state,
-      error,
-      told,
       payloadBytes: this.#payloadBytes,
       shards: this.#shards,
       queueMs: (this.#turnAtMs ?? performance.now()) - this.#beginAtMs,

@@ -68,6 +68,8 @@ export class PatternBackend implements PrefillBackend {
   readonly name = 'pattern';
   readonly model: BackendModel;
   readonly limits: BackendLimits;
+  /** What every read fails with from now on. */
+  readError: Error | null = null;
   readonly #running = new Map<PrefillRun, AbortController>();
   readonly #stepWaiters: (() => void)[] = [];
   #reached: (() => void)[] = [];
@@ -197,6 +199,7 @@ export class PatternBackend implements PrefillBackend {
       readShard: async (plan: ShardPlan, target: Uint8Array) => {
         await new Promise((resolve) => setImmediate(resolve));
         if (released) throw new Error('read after release');
+        if (this.readError !== null) throw this.readError;
         let offset = 0;
         for (const { layer, kind } of plan.parts) {
           for (let token = plan.tokenStart; token < plan.tokenStart + plan.tokenCount; token += 1) {
