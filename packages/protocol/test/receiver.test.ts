@@ -106,6 +106,23 @@ describe('a right transfer', () => {
     expect(receiver.state).toBe('failed');
   });
 
+  it('hands out what came before an Error although it is still being hashed', async () => {
+    let finish = (_: Uint8Array): void => undefined;
+    const hash = (): Promise<Uint8Array> => new Promise((resolve) => (finish = resolve));
+    const receiver = new TransferReceiver({ ...receiverOptions(), hash });
+    await receiver.accept(beginMessage());
+    const shard = receiver.accept(firstShards(1)[0] ?? Buffer.alloc(0));
+    const error = expectCode(
+      () => receiver.accept(encodeErrorFrame(new MuserError('ENGINE_FAILED', 'x'))),
+      'ENGINE_FAILED',
+    );
+    const afterwards = expectCode(() => receiver.accept(firstShards(2)[1] ?? Buffer.alloc(0)), 'ENGINE_FAILED');
+    finish(shardAt(0).header.payloadSha256);
+    expect((await shard).type).toBe('shard');
+    expect(await afterwards).toBe(await error);
+    expect(receiver.state).toBe('failed');
+  });
+
   it('fails with INTERNAL when hashing itself fails', async () => {
     const receiver = new TransferReceiver({
       ...receiverOptions(),

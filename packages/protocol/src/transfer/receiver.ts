@@ -100,7 +100,7 @@ export class TransferReceiver {
 
   /**
    * Takes the next message (a PrefillFrame). May be called again before it has settled, so that several payloads are
-   * hashed at once; the promises settle in order. The message must not change until then.
+   * hashed at once; the promises settle in order, also when a later one has failed already. The message must not change until then.
    * @throws MuserError whatever is wrong with the message or the transfer, or the code of an Error frame
    */
   async accept(message: Buffer): Promise<TransferEvent> {
@@ -125,20 +125,27 @@ export class TransferReceiver {
   }
 
   async #take(message: Buffer, earlier: Promise<void>): Promise<TransferEvent> {
+    const step = this.#attempt(message);
+    const found = step instanceof MuserError ? step : digestProblem(step);
+    // A failure waits for what came before it, so that what is verified already is still handed out.
+    const [problem] = await Promise.all([found, earlier]);
+    this.#throwFailure();
+    if (step instanceof MuserError) throw this.#fail(step);
+    if (problem !== null) throw this.#fail(problem);
+    this.#state = step.next;
+    return step.event;
+  }
+
+  /** Everything that can be checked before the payload is hashed. After a failure nothing more is looked at. */
+  #attempt(message: Buffer): Step | MuserError {
+    if (this.#checked === 'failed') return new MuserError('ORDER_VIOLATION', 'the transfer has failed');
     try {
-      this.#throwFailure();
-      const { event, next, digest } = this.#check(message);
-      this.#checked = next;
-      // Both are waited for together, so that a hash that fails while an earlier one runs is not an unhandled rejection.
-      const [actual] = await Promise.all([digest?.actual, earlier]);
-      this.#throwFailure();
-      if (digest !== undefined && !asBuffer(digest.expected).equals(actual ?? Buffer.alloc(0))) {
-        throw new MuserError('DIGEST_MISMATCH', 'the payload is not the one that was signed');
-      }
-      this.#state = next;
-      return event;
+      const step = this.#check(message);
+      this.#checked = step.next;
+      return step;
     } catch (thrown) {
-      throw this.#fail(toMuserError(thrown, 'INTERNAL'));
+      this.#checked = 'failed';
+      return toMuserError(thrown, 'INTERNAL');
     }
   }
 
@@ -148,6 +155,7 @@ export class TransferReceiver {
 
   #fail(error: MuserError): MuserError {
     this.#failure ??= error;
+    this.#checked = 'failed';
     this.#state = 'failed';
     return this.#failure;
   }
@@ -229,6 +237,17 @@ export class TransferReceiver {
     checkDigest(seal.headersDigest, this.#headers.digest(), 'the headers are not those that the Seal names');
     return { event: { type: 'sealed', seal, totals }, next: 'sealed' };
   }
+}
+
+/** What is wrong with a step's payload; never rejects, so that it may be waited for late. */
+async function digestProblem({ digest }: Step): Promise<MuserError | null> {
+  if (digest === undefined) return null;
+  try {
+    if (asBuffer(digest.expected).equals(await digest.actual)) return null;
+  } catch (thrown) {
+    return toMuserError(thrown, 'INTERNAL');
+  }
+  return new MuserError('DIGEST_MISMATCH', 'the payload is not the one that was signed');
 }
 
 function checkDigest(actual: Uint8Array, expected: Uint8Array, problem: string): void {
