@@ -21,6 +21,9 @@ export const MAX_CONNECTIONS = 512;
 export const MAX_CONNECTIONS_PER_PEER = 16;
 export const MAX_STREAMS_PER_CONNECTION = 64;
 
+/** How soon a connection that the kernel has given up is noticed, however much is waiting to be written to it. */
+export const CONNECTION_PROBE_INTERVAL_MS = 250;
+
 /** From the call to an established connection. */
 export const CONNECT_TIMEOUT_MS = 5_000;
 /** A reader that takes nothing for so long loses its stream. */

@@ -54,6 +54,23 @@ describe('back-pressure', () => {
     expect(sent).toBe(TOTAL);
   });
 
+  it('does not keep a cancel from reaching a sender that waits', { timeout: 20_000 }, async () => {
+    const reasons: unknown[] = [];
+    let sent = 0;
+    const { target } = await startProducer(async (call) => {
+      try {
+        for (; sent < TOTAL; sent += 1) await call.send(Buffer.alloc(MIB));
+      } catch (error) {
+        reasons.push(error);
+      }
+    });
+    const iterator = connect(target).prefill(Buffer.alloc(0))[Symbol.asyncIterator]();
+    await iterator.next();
+    await blocked(() => sent);
+    await iterator.return?.(undefined);
+    await expect.poll(() => reasons, { timeout: 15_000 }).toEqual([expect.objectContaining({ code: 'CANCELLED' })]);
+  });
+
   it('lets small frames pass without waiting for each, and counts them too', async () => {
     let mostInFlight = 0;
     const { target } = await startProducer(async (call: PrefillCall) => {

@@ -4,6 +4,8 @@ import type { PrefillCall } from '../src/index.js';
 import { aborted, afterTest, connect, deferred, expectCode, MIB, readAll, startProducer } from './harness.js';
 
 const CHUNKS = 64;
+/** Well below the keepalive's 30 s: what must be noticed by itself. */
+const SOON_MS = 20_000;
 
 const sendChunks = async (call: PrefillCall) => {
   for (let index = 0; index < CHUNKS; index += 1) await call.send(Buffer.alloc(MIB, index));
@@ -26,6 +28,7 @@ describe('a connection through a proxy', () => {
 
   it.each([3 * MIB, 3 * MIB + 1, 17 * MIB + 12_345])(
     'that is cut at byte %i fails on both sides',
+    { timeout: SOON_MS },
     async (cutAtByte) => {
       const { target, calls } = await startProducer(sendChunks);
       const proxy = await through(target, (index) => (index === 0 ? { toClient: { cutAtByte } } : {}));
@@ -69,7 +72,7 @@ describe('a connection through a proxy', () => {
     },
   );
 
-  it('that stops half-way is STALLED, and the next call makes a new connection', async () => {
+  it('that stops half-way is STALLED, and the next call makes a new connection', { timeout: SOON_MS }, async () => {
     const { target, calls } = await startProducer(sendChunks);
     const proxy = await through(target, (index) => (index === 0 ? { toClient: { stallAtByte: 6 * MIB } } : {}));
     const client = connect(proxy.target);

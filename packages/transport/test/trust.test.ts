@@ -155,7 +155,7 @@ describe('authorization', () => {
 
   it('refuses a call on an open connection after the certificate has expired', async () => {
     // Valid for the handshake; the second call comes after its end.
-    const brief = await authority.identity('decoder', { notAfter: new Date(Date.now() + 3_000) });
+    const brief = await authority.identity('decoder', { notAfter: new Date(Date.now() + 6_000) });
     const { target } = await startProducer(answer);
     const client = connect(target, { identity: brief });
     expect(await readAll(client.prefill(Buffer.alloc(0)))).toHaveLength(1);
@@ -167,7 +167,7 @@ describe('authorization', () => {
             (error: MuserError) => error.code,
           ),
         {
-          timeout: 10_000,
+          timeout: 20_000,
           interval: 100,
         },
       )

@@ -2,13 +2,16 @@ import type { Socket } from 'node:net';
 import type { TLSSocket } from 'node:tls';
 import type { Server } from '@grpc/grpc-js';
 import type { PeerIdentity } from '../identity/types.js';
-import { MAX_CONNECTIONS_PER_PEER, MAX_HANDSHAKES } from '../limits.js';
+import { CONNECTION_PROBE_INTERVAL_MS, MAX_CONNECTIONS_PER_PEER, MAX_HANDSHAKES } from '../limits.js';
+import { isDead } from './dead-socket.js';
 
 /** The sockets of one listener: those that have not proved anything yet, and those of known peers. */
 export class ConnectionTable {
   /** In the order of their arrival, by remote address and port. */
   readonly #handshaking = new Map<string, Socket>();
   readonly #peers = new Map<string, { socket: TLSSocket; nodeId: string }>();
+  /** Runs while there are peers. */
+  #probe: NodeJS.Timeout | null = null;
 
   /** Takes note of a connection that has just been accepted; beyond MAX_HANDSHAKES the oldest one is dropped. */
   addHandshake(socket: Socket): void {
@@ -29,10 +32,21 @@ export class ConnectionTable {
     if (this.connectionsOf(peer.nodeId) >= MAX_CONNECTIONS_PER_PEER) return false;
     const entry = { socket, nodeId: peer.nodeId };
     this.#peers.set(key, entry);
+    this.#probe ??= setInterval(() => this.#dropDead(), CONNECTION_PROBE_INTERVAL_MS).unref();
     socket.once('close', () => {
       if (this.#peers.get(key) === entry) this.#peers.delete(key);
+      if (this.#peers.size === 0) this.#stopProbe();
     });
     return true;
+  }
+
+  #dropDead(): void {
+    for (const { socket } of this.#peers.values()) if (isDead(socket)) socket.destroy();
+  }
+
+  #stopProbe(): void {
+    if (this.#probe !== null) clearInterval(this.#probe);
+    this.#probe = null;
   }
 
   connectionsOf(nodeId: string): number {
