@@ -9,7 +9,7 @@ export const configSchema = z.strictObject({
   httpHost: fields.host('Address of the operator API. Loopback only.'),
   httpPort: fields.port('Port of the operator API.'),
   grpcHost: fields.host(
-    'Address for decoders. With decoders on other machines: this machine’s address on their network, never needed otherwise.',
+    "Address for decoders. Loopback unless decoders run on other machines; then this machine's address on their network.",
   ),
   grpcPort: fields.port('Port for decoders.'),
   logLevel: fields.logLevel(),

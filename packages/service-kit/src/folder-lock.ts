@@ -95,9 +95,10 @@ async function livingHolder(path: string): Promise<Holder | null> {
   const holder = await readHolder(path);
   if (holder === null || !isRunning(holder.pid)) return null;
   const started = await startOf(holder.pid);
+  if (started === 'ended') return null;
   // Without a start time on either side the number alone has to do, and the cautious answer is: alive.
-  const sameProcess = started === null || holder.started === '' || started === holder.started;
-  return sameProcess ? holder : null;
+  const isSameProcess = started === null || holder.started === '' || started === holder.started;
+  return isSameProcess ? holder : null;
 }
 
 /** Null when the file is not there or is not a lock: nobody that runs wrote it, because locks appear complete. */
@@ -121,16 +122,21 @@ function isRunning(pid: number): boolean {
   }
 }
 
-/** When a process started, as text to compare; null when the system does not say. */
+/**
+ * When a process started, as text to compare; null when the system does not say. 'ended' for one that is dead and only
+ * waits to be reaped, which in a container may be for ever.
+ */
 async function startOf(pid: number): Promise<string | null> {
   try {
     if (process.platform === 'linux') {
       const stat = await readFile(`/proc/${pid}/stat`, 'utf8');
-      // The command name in parentheses may hold anything, so fields are counted after it; start time is the 22nd.
-      return stat.slice(stat.lastIndexOf(')') + 2).split(' ')[19] ?? null;
+      // The command name in parentheses may hold anything, so fields are counted after it: state, then 18 others.
+      const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
+      return fields[0] === 'Z' || fields[0] === 'X' ? 'ended' : (fields[19] ?? null);
     }
-    const { stdout } = await execFileAsync('ps', ['-o', 'lstart=', '-p', String(pid)], { timeout: 5_000 });
-    return stdout.trim() || null;
+    const { stdout } = await execFileAsync('ps', ['-o', 'stat=,lstart=', '-p', String(pid)], { timeout: 5_000 });
+    const [state = '', ...started] = stdout.trim().split(/\s+/);
+    return state.startsWith('Z') ? 'ended' : started.join(' ') || null;
   } catch {
     return null;
   }

@@ -139,6 +139,10 @@ describe('configTable', () => {
     expect(rows.find((row) => row.includes('`httpPort`'))).toContain('integer 0..65535');
   });
 
+  it('shows words instead of a default that differs from machine to machine', () => {
+    expect(configTable(schema, envPrefix, { httpPort: 'any' })).toMatch(/`httpPort`.*\| any \|/);
+  });
+
   it('insists on a description', () => {
     expect(() => configTable(z.strictObject({ a: z.string() }), envPrefix)).toThrow('a has no description');
   });

@@ -8,7 +8,7 @@ import { fileURLToPath } from 'node:url';
 
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 
-import { lockFolder } from '../src/index.js';
+import { lockFolder, ServiceError, type FolderLock } from '../src/index.js';
 
 const FIXTURE = fileURLToPath(new URL('fixtures/lock.mjs', import.meta.url));
 let folder: string;
@@ -26,6 +26,17 @@ async function kill(child: ChildProcess): Promise<void> {
   if (child.exitCode !== null || child.signalCode !== null) return;
   child.kill('SIGKILL');
   await once(child, 'exit');
+}
+
+/** The kernel needs a moment to end a process that was killed. */
+async function untilTaken(): Promise<FolderLock> {
+  for (;;) {
+    try {
+      return await lockFolder(folder);
+    } catch (error) {
+      if (!(error instanceof ServiceError) || error.code !== 'STATE_LOCKED') throw error;
+    }
+  }
 }
 
 async function otherProcess(): Promise<{ child: ChildProcess; said: string }> {
@@ -78,6 +89,21 @@ describe('lockFolder', () => {
     await lock.release();
     await expect(lockFolder(folder)).rejects.toMatchObject({ code: 'STATE_LOCKED' });
     await second.release();
+  });
+
+  it('takes over from a process that was killed and is not reaped', async () => {
+    // The shell becomes a sleep, which never asks for the end of its child.
+    const script = '"$0" "$1" "$2" & exec sleep 1000';
+    const parent = spawn('sh', ['-c', script, process.execPath, FIXTURE, folder], {
+      stdio: ['ignore', 'pipe', 'inherit'],
+    });
+    children.push(parent);
+    expect(await once(createInterface(parent.stdout), 'line')).toEqual(['locked']);
+    const { pid } = JSON.parse(await readFile(join(folder, 'lock'), 'utf8')) as { pid: number };
+    process.kill(pid, 'SIGKILL');
+    // Signals to a dead process that is not reaped still succeed, so only the lock itself can tell.
+    const lock = await untilTaken();
+    await lock.release();
   });
 
   it('clears a guard that a killed process left', async () => {

@@ -27,7 +27,8 @@ interface NodeRow {
   revoked_at_ms: number | null;
 }
 
-const BUSY_TIMEOUT_MS = 2_000;
+/** Waiting blocks the event loop; nothing but a backup has the file for longer than an instant. */
+const BUSY_TIMEOUT_MS = 500;
 
 /** The registry in one SQLite file, for one coordinator. Every change is synced to disk before it is acknowledged. */
 export class SqliteStore implements RegistryStore {

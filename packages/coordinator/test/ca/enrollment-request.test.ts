@@ -12,7 +12,7 @@ type KeyAlgorithm = webcrypto.EcKeyGenParams | webcrypto.RsaHashedKeyGenParams;
 const P256 = { name: 'ECDSA', namedCurve: 'P-256' };
 
 async function csrWith(algorithm: KeyAlgorithm): Promise<Uint8Array> {
-  const keys = (await webcrypto.subtle.generateKey(algorithm, true, ['sign', 'verify'])) as webcrypto.CryptoKeyPair;
+  const keys = await webcrypto.subtle.generateKey(algorithm, true, ['sign', 'verify']);
   const signingAlgorithm = { name: algorithm.name, hash: 'SHA-256' };
   const csr = await Pkcs10CertificateRequestGenerator.create({ name: 'CN=x', keys, signingAlgorithm }, webcrypto);
   return new Uint8Array(csr.rawData);

@@ -47,15 +47,16 @@ export class StandInProducer {
 
   static async listen(identity: Identity, options: { port?: number; status?: Partial<NodeStatus> } = {}) {
     const server = createServer();
-    let producer: StandInProducer | undefined;
+    const served: { producer?: StandInProducer } = {};
     addNodeService(server, {
       authorize: () => undefined,
-      watch: async ({ signal, send }) => {
-        await producer?.serve(signal, send);
+      watch: async (call) => {
+        await served.producer?.serve(call.signal, (status) => call.send(status));
       },
     });
     const listener = await PeerListener.listen({ identity, host: '127.0.0.1', port: options.port ?? 0, server });
-    producer = new StandInProducer(listener, statusOf(identity.nodeId, options.status));
+    const producer = new StandInProducer(listener, statusOf(identity.nodeId, options.status));
+    served.producer = producer;
     onTestFinished(() => producer.close());
     return producer;
   }

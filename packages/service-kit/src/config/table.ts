@@ -17,14 +17,21 @@ interface JsonSchema {
 /**
  * A markdown table of every setting of a schema: key, variable, kind and range, default, unit, meaning. Unit and
  * meaning come from the field's `.meta({ unit, description })`, which must be the last call on the field.
+ *
+ * @param shownDefaults words for defaults that differ from machine to machine, by key
  */
-export function configTable(schema: z.ZodObject, envPrefix: string): string {
+export function configTable(
+  schema: z.ZodObject,
+  envPrefix: string,
+  shownDefaults: Readonly<Record<string, string>> = {},
+): string {
   const json = z.toJSONSchema(schema, { io: 'input', unrepresentable: 'any' }) as JsonSchema;
   const rows = leavesOf(schema, envPrefix).map(({ path, variable }) => {
     const field = fieldAt(json, path);
-    if (field.description === undefined) throw new TypeError(`the setting ${path.join('.')} has no description`);
-    const value = field.default === undefined ? 'none: must be given' : `\`${JSON.stringify(field.default)}\``;
-    return [`\`${path.join('.')}\``, `\`${variable}\``, kindOf(field), value, field.unit ?? '', field.description];
+    const key = path.join('.');
+    if (field.description === undefined) throw new TypeError(`the setting ${key} has no description`);
+    const value = shownDefaults[key] ?? defaultOf(field);
+    return [`\`${key}\``, `\`${variable}\``, kindOf(field), value, field.unit ?? '', field.description];
   });
   const head = ['Key', 'Environment', 'Kind', 'Default', 'Unit', 'Meaning'];
   return [head, head.map(() => '---'), ...rows].map((row) => `| ${row.map(escapeCell).join(' | ')} |\n`).join('');
@@ -34,6 +41,10 @@ function fieldAt(json: JsonSchema, path: readonly string[]): JsonSchema {
   let field = json;
   for (const key of path) field = field.properties?.[key] ?? {};
   return field;
+}
+
+function defaultOf(field: JsonSchema): string {
+  return field.default === undefined ? 'none: must be given' : `\`${JSON.stringify(field.default)}\``;
 }
 
 function kindOf(field: JsonSchema): string {
