@@ -53,6 +53,12 @@ const Geometry& checked(const Geometry& geometry, TokenRange tokens, uint32_t wi
   return geometry;
 }
 
+StateMemory copied(const std::vector<uint8_t>& state) {
+  StateMemory memory(state.size());
+  std::copy(state.begin(), state.end(), memory.data());
+  return memory;
+}
+
 }  // namespace
 
 /// One layer's K or V in the state.
@@ -61,7 +67,11 @@ struct ExportView::Source {
   uint32_t cells;  ///< Of the whole cache, which is the stride of a transposed V.
 };
 
-ExportView::ExportView(const Geometry& geometry, const StateForm& form, std::vector<uint8_t> state, uint32_t start,
+ExportView::ExportView(const Geometry& geometry, const StateForm& form, const std::vector<uint8_t>& state,
+                       uint32_t start, uint32_t end, uint32_t window_start)
+    : ExportView(geometry, form, copied(state), start, end, window_start) {}
+
+ExportView::ExportView(const Geometry& geometry, const StateForm& form, StateMemory state, uint32_t start,
                        uint32_t end, uint32_t window_start)
     : geometry_(checked(geometry, {start, end}, window_start)),
       form_(form),

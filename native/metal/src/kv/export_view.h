@@ -7,6 +7,7 @@
 #include "geometry.h"
 #include "state_form.h"
 #include "state_layout.h"
+#include "state_memory.h"
 
 namespace muser::kv {
 
@@ -17,8 +18,11 @@ class ExportView {
   /// `state` is what llama_state_seq_get_data_ext (flags 0) wrote for a sequence that holds the global rows
   /// [start, end) and at least the window rows [window_start, end). Cells may be in any order. Throws StateForm when
   /// the bytes are not of the learned form, Sequence when a row is missing, there twice, or outside [start, end).
-  ExportView(const Geometry& geometry, const StateForm& form, std::vector<uint8_t> state, uint32_t start, uint32_t end,
+  ExportView(const Geometry& geometry, const StateForm& form, StateMemory state, uint32_t start, uint32_t end,
              uint32_t window_start);
+  /// The same from a vector, which is copied.
+  ExportView(const Geometry& geometry, const StateForm& form, const std::vector<uint8_t>& state, uint32_t start,
+             uint32_t end, uint32_t window_start);
 
   /// Writes rows [token_start, token_start + token_count) of one layer to `out`; returns the bytes written.
   /// Throws Range (layer or rows outside, `capacity` too small), ValueInvalid (a value that f16 cannot carry).
@@ -36,7 +40,7 @@ class ExportView {
 
   Geometry geometry_;
   StateForm form_;
-  std::vector<uint8_t> state_;
+  StateMemory state_;
   TokenRange tokens_;
   uint32_t window_start_;
   StateLayout layout_;

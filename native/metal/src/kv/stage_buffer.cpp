@@ -39,7 +39,7 @@ StageBuffer::StageBuffer(const Geometry& geometry, const StateForm& form, uint32
       tokens_{start, end},
       window_start_(window_start),
       layout_(geometry, form, end - start, end - window_start),
-      state_(std::make_unique_for_overwrite<uint8_t[]>(layout_.size())),
+      state_(layout_.size()),
       covers_(2 * geometry.layers.size()) {
   missing_rows_ = 2 * (static_cast<uint64_t>(geometry.layers_of(LayerKind::Global)) * (end - start) +
                        static_cast<uint64_t>(geometry.layers_of(LayerKind::Window)) * (end - window_start));
@@ -47,7 +47,7 @@ StageBuffer::StageBuffer(const Geometry& geometry, const StateForm& form, uint32
 }
 
 void StageBuffer::write_headers() {
-  uint8_t* state = state_.get();
+  uint8_t* state = state_.data();
   store<uint32_t>(state, form_.magic);
   store<int32_t>(state + 4, 0);
   for (const auto& cache : layout_.caches()) {
@@ -102,7 +102,7 @@ void StageBuffer::put(uint32_t layer, Kind kind, uint32_t token_start, uint32_t 
   }
 
   const uint32_t first_row = range.start - rows.start;
-  uint8_t* target = state_.get() + layout_.rows(layer, kind);
+  uint8_t* target = state_.data() + layout_.rows(layer, kind);
   if (form_.type == CacheType::Q8_0) {
     put_quantized(bytes, type, kind, token_count, target + first_row * form_.row_bytes);
   } else if (kind == Kind::V && form_.v_transposed) {
@@ -178,7 +178,7 @@ std::span<const uint8_t> StageBuffer::state(int32_t seq_id) {
     throw KvError(KvErrorCode::Sequence, std::to_string(missing_rows_) + " rows of the chunk " +
                                              to_string(tokens_) + " are missing");
   }
-  uint8_t* state = state_.get();
+  uint8_t* state = state_.data();
   store<int32_t>(state + 4, seq_id);
   for (const auto& cache : layout_.caches()) {
     for (uint32_t cell = 0; cell < cache.cells; ++cell) {

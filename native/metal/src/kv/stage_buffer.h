@@ -2,13 +2,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
 #include "geometry.h"
 #include "state_form.h"
 #include "state_layout.h"
+#include "state_memory.h"
 #include "token_cover.h"
 
 namespace muser::kv {
@@ -51,7 +51,7 @@ class StageBuffer {
   TokenRange tokens_;
   uint32_t window_start_;
   StateLayout layout_;
-  std::unique_ptr<uint8_t[]> state_;
+  StateMemory state_;
   std::vector<TokenCover> covers_;  ///< Two for each layer: K, then V.
   std::vector<uint16_t> half_rows_;
   std::vector<float> float_rows_;

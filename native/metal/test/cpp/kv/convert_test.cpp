@@ -23,7 +23,7 @@ constexpr size_t kAllPatterns = 65536;
 class OddBytes {
  public:
   explicit OddBytes(const std::vector<uint16_t>& values) : storage_(2 * values.size() + 1) {
-    std::memcpy(storage_.data() + 1, values.data(), 2 * values.size());
+    if (!values.empty()) std::memcpy(storage_.data() + 1, values.data(), 2 * values.size());
   }
   const uint8_t* data() const { return storage_.data() + 1; }
 

@@ -349,6 +349,37 @@ TEST(TokenCover, MergesAndFindsOverlaps) {
   EXPECT_FALSE(cover.overlaps({41, 50}));
 }
 
+TEST(StateMemory, IsReusedWithinItsLimit) {
+  release_kept_state_memory();
+  constexpr size_t kSize = size_t{20} << 20;
+  const uint8_t* first = nullptr;
+  {
+    StateMemory memory(kSize);
+    first = memory.data();
+  }
+  EXPECT_EQ(kept_state_bytes(), kSize);
+  {
+    StateMemory again(kSize - 5);
+    EXPECT_EQ(again.data(), first);
+    EXPECT_EQ(again.size(), kSize - 5);
+    EXPECT_EQ(kept_state_bytes(), 0u);
+    const StateMemory moved = std::move(again);
+    EXPECT_EQ(moved.data(), first);
+  }
+  EXPECT_EQ(kept_state_bytes(), kSize) << "once, although it was moved";
+  { const StateMemory small(1000); }
+  EXPECT_EQ(kept_state_bytes(), kSize + 1000) << "a small state does not take a large block";
+  {
+    std::vector<StateMemory> many;
+    for (int i = 0; i < 8; ++i) many.emplace_back(kSize);
+  }
+  EXPECT_LE(kept_state_bytes(), kKeptStateBytes);
+  { const StateMemory huge(kKeptStateBytes + 1); }
+  EXPECT_LE(kept_state_bytes(), kKeptStateBytes);
+  release_kept_state_memory();
+  EXPECT_EQ(kept_state_bytes(), 0u);
+}
+
 // ---- exporting
 
 void expect_wire_rows(const ExportView& view, const Geometry& shape) {
