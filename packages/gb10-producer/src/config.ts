@@ -16,12 +16,10 @@ const bytes = z
   .max(2 ** 40);
 
 const budgetsSchema = z.strictObject({
-  stagingBytesPerTransfer: bytes
-    .default(256 * MIB)
-    .meta({
-      unit: 'bytes',
-      description: 'Computed rows of one transfer that may wait to be sent. Compute pauses when they are full.',
-    }),
+  stagingBytesPerTransfer: bytes.default(256 * MIB).meta({
+    unit: 'bytes',
+    description: 'Computed rows of one transfer that may wait to be sent. Compute pauses when they are full.',
+  }),
   stagingBytes: bytes.default(1024 * MIB).meta({ unit: 'bytes', description: 'The same for all transfers together.' }),
 });
 
@@ -62,16 +60,10 @@ export const producerConfigSchema = z.strictObject({
   drainMs: milliseconds
     .default(20_000)
     .meta({ unit: 'milliseconds', description: 'How long running transfers may go on after SIGTERM.' }),
-  pacing: z
-    .number()
-    .positive()
-    .max(1e9)
-    .nullable()
-    .default(null)
-    .meta({
-      unit: 'tokens/s',
-      description: 'Prefill no faster than this; for tests and benchmarks. null does not limit.',
-    }),
+  pacing: z.number().positive().max(1e9).nullable().default(null).meta({
+    unit: 'tokens/s',
+    description: 'Prefill no faster than this; for tests and benchmarks. null does not limit.',
+  }),
   logLevel: fields.logLevel(),
   exitWithParent: fields.exitWithParent(),
 });

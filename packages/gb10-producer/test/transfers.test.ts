@@ -278,7 +278,10 @@ describe('a transfer that ends early frees everything', () => {
     await start();
     backend.readError = new Error('secret');
     const received = decoder.receive(decoder.request({ tokens: prompt(1000) }));
-    await expect(received).rejects.toMatchObject({ code: 'INTERNAL', message: expect.not.stringContaining('secret') });
+    await expect(received).rejects.toMatchObject({
+      code: 'INTERNAL',
+      message: expect.not.stringContaining('secret') as string,
+    });
     backend.readError = null;
     await decoder.receive(decoder.request({ tokens: prompt(1000) }));
   });
