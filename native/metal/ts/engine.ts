@@ -81,7 +81,7 @@ function compileEngineOptions(options: EngineOptions): NativeEngineOptions {
   }
   return {
     maxSequences: whole('maxSequences', 1, 64),
-    contextTokens: whole('contextTokens', 2, 2 ** 24),
+    contextTokens: whole('contextTokens', 2, 2 ** 28),
     chunkTokens: whole('chunkTokens', 1, 16_384),
     flashAttention,
     kvType,
