@@ -76,6 +76,7 @@ describe('the state of a producer', () => {
   });
 
   it('is unreachable after exactly the limit of silence, and healthy with the next sign of life', async () => {
+    expect(SILENCE_LIMIT_MS).toBe(5_000);
     const clock = new ManualClock();
     const { operator } = await launchCoordinator({ clock });
     const { nodeId, identity } = await operator.enroll('producer');
