@@ -13,6 +13,8 @@ export interface AnswerStreamOptions {
   /** Called when a write fails: the client is gone. */
   readonly onGone: () => void;
   readonly now?: () => number;
+  /** Time between two comments before the first text. */
+  readonly keepAliveMs?: number;
 }
 
 /**
@@ -26,7 +28,8 @@ export class AnswerStream implements CompletionSink {
   private progressTimer: NodeJS.Timeout | null = null;
   private keepAliveDue = false;
   private readonly keepAlive: NodeJS.Timeout;
-  private pumping: Promise<void> | null = null;
+  private writing = false;
+  private written: Promise<void> = Promise.resolve();
   private readonly now: () => number;
 
   constructor(private readonly options: AnswerStreamOptions) {
@@ -34,7 +37,7 @@ export class AnswerStream implements CompletionSink {
     this.keepAlive = setInterval(() => {
       this.keepAliveDue = true;
       this.pump();
-    }, KEEP_ALIVE_MS);
+    }, options.keepAliveMs ?? KEEP_ALIVE_MS);
   }
 
   text(text: string): void {
@@ -49,7 +52,7 @@ export class AnswerStream implements CompletionSink {
     this.pendingProgress = progress;
     const waitMs = this.progressDueAt - this.now();
     if (waitMs <= 0) this.pump();
-    else this.progressTimer ??= setTimeout(() => this.pump(), waitMs);
+    else this.progressTimer ??= setTimeout(() => this.onProgressDue(), Math.ceil(waitMs));
   }
 
   /** Stops timers and writes what is left; resolves when all is written. Nothing may be given afterwards. */
@@ -57,7 +60,7 @@ export class AnswerStream implements CompletionSink {
     this.stop();
     this.pendingProgress = null;
     this.pump();
-    await this.pumping;
+    await this.written;
   }
 
   /** Stops timers and drops what is left; resolves when no write runs. */
@@ -65,7 +68,12 @@ export class AnswerStream implements CompletionSink {
     this.stop();
     this.pendingProgress = null;
     this.pendingText = '';
-    await this.pumping;
+    await this.written;
+  }
+
+  private onProgressDue(): void {
+    this.progressTimer = null;
+    this.pump();
   }
 
   private stop(): void {
@@ -80,9 +88,9 @@ export class AnswerStream implements CompletionSink {
   }
 
   private pump(): void {
-    this.pumping ??= this.writeAll().finally(() => {
-      this.pumping = null;
-    });
+    if (this.writing) return;
+    this.writing = true;
+    this.written = this.writeAll();
   }
 
   private async writeAll(): Promise<void> {
@@ -91,6 +99,9 @@ export class AnswerStream implements CompletionSink {
     } catch {
       // The only way in which a write fails is that nobody reads any more.
       this.options.onGone();
+    } finally {
+      // In the same turn as the last look for something to write, so that nothing is left lying.
+      this.writing = false;
     }
   }
 

@@ -67,6 +67,26 @@ test('text arrives whole and in order, progress is named and limited', async () 
   expect(body.endsWith('data: [DONE]\n\n')).toBe(true);
 });
 
+test('while nothing is said yet, comments keep the connection alive', async () => {
+  const { response, incoming } = await exchange();
+  const writer = new SseWriter(response);
+  const stream = new AnswerStream({
+    writer,
+    contentChunk: (piece) => ({ piece }),
+    withProgress: false,
+    onGone: () => undefined,
+    keepAliveMs: 5,
+  });
+  writer.open();
+  let seen = '';
+  for await (const part of await incoming) {
+    seen += String(part);
+    if (seen.split(': keep-alive\n\n').length > 3) break;
+  }
+  await stream.abandon();
+  expect(seen.replaceAll(': keep-alive\n\n', '')).toBe('');
+});
+
 test('without the wish for it there is no progress', async () => {
   const { response, incoming } = await exchange();
   const writer = new SseWriter(response);

@@ -220,6 +220,34 @@ describe.each([
   });
 });
 
+describe('a producer that leaves window rows out', () => {
+  test('is fine while the last window is there', async () => {
+    await rig.offer({}, { skipWindowOf: [0, 1] });
+    const { prompt, value } = rig.document(8, 1_800);
+    const { text, muser } = await ask(rig.url, prompt, { prefill: 'remote' });
+    expect(text).toContain(value);
+    expect(muser).toMatchObject({ prefill: 'remote', fallback: null });
+  });
+
+  test('and then fails is resumed where a full window was, never where rows are missing', async () => {
+    await rig.offer(
+      {},
+      {
+        skipWindowOf: [1],
+        // Chunk 1 has one shard, of the global layers alone; this is the first shard of chunk 2.
+        after: async (kind, shard) => {
+          if (kind === 'shard' && shard === SHARDS_PER_CHUNK + 1) throw new EndStream();
+        },
+      },
+    );
+    const { prompt, value } = rig.document(9, 1_800);
+    const { text, muser } = await ask(rig.url, prompt, { prefill: 'remote' });
+    expect(text).toContain(value);
+    expect(muser.fallback?.code).toBe('TRANSFER_TRUNCATED');
+    expect([0, CHUNK_TOKENS]).toContain(muser.promptTokens - (await locallyEvaluated()));
+  });
+});
+
 describe('patience', () => {
   test.each<[string, ErrorCode, Partial<DecoderConfig>, Misbehaviour]>([
     ['no Begin comes', 'STALLED', { stallTimeoutMs: 500 }, { beforeBegin: (call) => hang(call.signal) }],

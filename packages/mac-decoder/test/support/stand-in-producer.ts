@@ -21,6 +21,8 @@ export interface Misbehaviour {
   readonly sender?: (options: SenderOptions) => SenderOptions;
   /** Other rows than the true ones; the digest is made afterwards. */
   readonly payload?: (payload: Buffer, shard: number) => Buffer;
+  /** Chunks whose window rows are left out, as a producer does when its reader is behind. */
+  readonly skipWindowOf?: readonly number[];
   /** Other bytes than those that were signed; null leaves the frame out. */
   readonly frame?: (frame: Buffer, kind: 'begin' | 'shard' | 'seal', shard: number) => Buffer | null;
   /** After a frame was sent. */
@@ -144,7 +146,8 @@ async function transfer(o: {
       const end = Math.min(endToken, start + chunkTokens);
       await sequence.evaluate(request.tokens.subarray(start, end), { signal: call.signal });
       prefillEndUs = sinceStartUs();
-      const windowStart = windowStartOf(geometry, 0, start, end);
+      const skipped = behaviour.skipWindowOf?.includes(index) ?? false;
+      const windowStart = skipped ? end : windowStartOf(geometry, 0, start, end);
       const exported = await sequence.exportRange(start, end, { windowStart });
       for (const plan of planChunkShards({
         geometry,
