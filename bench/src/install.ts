@@ -1,0 +1,86 @@
+import { execFile } from 'node:child_process';
+import { existsSync, mkdirSync } from 'node:fs';
+import { promisify } from 'node:util';
+import { Engine, type KvStage, type ModelInfo, loadModel } from '@muser/metal';
+import { ENGINE_THREADS, MUSE_NANO, inRepository } from './machine.js';
+import { figure, median } from './statistics.js';
+
+const CHUNK = 512;
+const CHUNKS = 16;
+const SHAPE_MODEL = inRepository('.cache/models/kv-shape.gguf');
+
+/**
+ * Bytes per second from verified wire bytes to installed cells, against a plain copy of the same bytes, with the
+ * 30-B's KV geometry (52 layers, 2 KV heads of 128). The rows are synthetic: an install does not look at what they mean.
+ */
+export async function installBenchmark(): Promise<object> {
+  await makeShapeModel();
+  const model = await loadModel(SHAPE_MODEL);
+  const engine = await Engine.create(model, {
+    maxSequences: 1,
+    contextTokens: CHUNK * (CHUNKS + 1),
+    chunkTokens: CHUNK,
+    flashAttention: true,
+    kvType: 'f16',
+    threads: ENGINE_THREADS,
+  });
+  const rows = syntheticRows(model.info);
+  const chunkBytes = rows.byteLength * model.info.geometry.layers.length * 2;
+
+  const copies: number[] = [];
+  const installs: number[] = [];
+  const sequence = engine.open(CHUNK * CHUNKS);
+  for (let chunk = 0; chunk < CHUNKS; chunk++) {
+    copies.push(timeCopy(rows, model.info));
+    const started = performance.now();
+    const stage = sequence.stage(chunk * CHUNK, (chunk + 1) * CHUNK, chunk * CHUNK);
+    fill(stage, chunk * CHUNK, rows, model.info);
+    await sequence.install(stage);
+    stage.dispose();
+    installs.push(performance.now() - started);
+  }
+  await sequence.dispose();
+  await engine.close();
+  model.close();
+
+  const rate = (milliseconds: number) => chunkBytes / milliseconds / 1e6;
+  const [copy, install] = [median(copies.slice(1)), median(installs.slice(1))];
+  return {
+    chunkTokens: CHUNK,
+    chunkBytes,
+    copyGBs: figure(rate(copy)),
+    installGBs: figure(rate(install)),
+    ratio: figure(copy / install),
+    goal: 0.5,
+  };
+}
+
+/** Rows of one layer and kind for a chunk: small f16 numbers. */
+function syntheticRows({ geometry }: ModelInfo): Uint8Array {
+  const bytes = Buffer.alloc(CHUNK * geometry.kvHeads * geometry.headDimension * 2);
+  for (let i = 0; i < bytes.length; i += 2) bytes.writeUInt16LE(0x2c00 + ((i * 31) % 0x0fff), i);
+  return bytes;
+}
+
+function fill(stage: KvStage, start: number, rows: Uint8Array, { geometry }: ModelInfo): void {
+  for (let layer = 0; layer < geometry.layers.length; layer++) {
+    stage.put(layer, 'k', start, CHUNK, 'f16', rows);
+    stage.put(layer, 'v', start, CHUNK, 'f16', rows);
+  }
+}
+
+/** Milliseconds to copy as many bytes as a chunk has into memory that was touched before. */
+function timeCopy(rows: Uint8Array, { geometry }: ModelInfo): number {
+  const parts = geometry.layers.length * 2;
+  const target = new Uint8Array(rows.byteLength * parts).fill(1);
+  const started = performance.now();
+  for (let part = 0; part < parts; part++) target.set(rows, part * rows.byteLength);
+  return performance.now() - started;
+}
+
+async function makeShapeModel(): Promise<void> {
+  if (existsSync(SHAPE_MODEL)) return;
+  mkdirSync(inRepository('.cache/models'), { recursive: true });
+  const tool = inRepository('native/metal/build/tools/muser-make-kv-shape');
+  await promisify(execFile)(tool, ['--tokenizer', MUSE_NANO, SHAPE_MODEL]);
+}
