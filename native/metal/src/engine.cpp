@@ -143,7 +143,7 @@ void Engine::finish_stopping() {
 
 void Engine::post(Command command) {
   const std::lock_guard lock(mutex_);
-  if (inbox_closed_) throw kClosed;
+  if (inbox_closed_ || stopping_.load()) throw kClosed;
   inbox_.push_back(std::move(command));
   changed_.notify_all();
 }
