@@ -3,7 +3,7 @@ import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { runCli, startCli } from './support/cli.js';
+import { runCli, startCli, stdoutOf } from './support/cli.js';
 import { deferred } from './support/deferred.js';
 import {
   data,
@@ -230,7 +230,7 @@ describe('an end that the user wants', () => {
       response.write(textChunk('in the'));
     });
     const child = startCli(['ask', '--url', url, 'x']);
-    await once(child.stdout!, 'data');
+    await once(stdoutOf(child), 'data');
     child.kill('SIGINT');
     const { exitCode, stdout, stderr } = await child;
     await closed;
@@ -257,8 +257,8 @@ describe('an end that the user wants', () => {
       });
     });
     const child = startCli(['ask', '--url', url, 'x'], { buffer: { stdout: false } });
-    await once(child.stdout!, 'data');
-    child.stdout!.destroy();
+    await once(stdoutOf(child), 'data');
+    stdoutOf(child).destroy();
     const { exitCode, stderr } = await child;
     await closed;
     expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: '' });

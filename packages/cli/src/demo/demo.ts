@@ -9,7 +9,7 @@ import { formatBytes, formatCount, formatDuration, formatTable } from '../format
 import { listenForInterrupts } from '../signals.js';
 import { DEFAULT_MODEL, HANDBOOK } from '../system/paths.js';
 import { System } from '../system/system.js';
-import { StatusOutput } from '../terminal.js';
+import { printable, StatusOutput } from '../terminal.js';
 
 export const DEMO_QUESTION = 'Where is the backup tape?';
 const MAX_TOKENS = 64;
@@ -109,23 +109,21 @@ function judge(local: Answer, remote: Answer): string | null {
 }
 
 function print(local: Answer, remote: Answer, json: boolean): void {
-  const same = local.text === remote.text ? 'yes' : 'NO';
   const { kvBytes, shards, overlap, promptTokens, producer } = remote.summary;
   const rows = [
     ['', 'local prefill', 'remote prefill'],
     ['first token after', formatDuration(local.summary.ttftMs), formatDuration(remote.summary.ttftMs)],
-    ['answer', local.text, remote.text],
-    ['same answer', '', same],
+    ['answer', printable(local.text), printable(remote.text)],
+    ['same answer', '', local.text === remote.text ? 'yes' : 'NO'],
     ['KV moved', '-', `${formatBytes(kvBytes)} in ${formatCount(shards)} shards`],
     ['installed before the prefill ended', '-', `${(overlap * 100).toFixed(0)} % of the bytes`],
   ];
-  if (!json) {
-    process.stdout.write(
-      `\nQuestion: ${DEMO_QUESTION} (a document of ${formatCount(promptTokens)} tokens)\n\n${formatTable(rows)}\n\n` +
-        'Both engines share the cores of this one machine, so remote prefill is not expected to be faster here.\n',
-    );
-    return;
-  }
+  const text =
+    `\nQuestion: ${DEMO_QUESTION} (a document of ${formatCount(promptTokens)} tokens)\n\n${formatTable(rows)}\n\n` +
+    'Both engines share the cores of this one machine, so remote prefill is not expected to be faster here.\n';
+  // With --json only the object goes to standard output, so that a program can read it without searching.
+  (json ? process.stderr : process.stdout).write(text);
+  if (!json) return;
   const result = {
     answer: remote.text,
     localAnswer: local.text,
