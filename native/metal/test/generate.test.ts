@@ -230,6 +230,12 @@ describe('sampling', () => {
         throw new RangeError('my own');
       });
       await expect(failing).rejects.toThrow('my own');
+      const evaluating = sequence.evaluate(prompt, {
+        onProgress: () => {
+          throw new RangeError('another');
+        },
+      });
+      await expect(evaluating).rejects.toThrow('another');
       expect(sequence.position).toBeLessThan(3000);
     });
   });

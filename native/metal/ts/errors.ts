@@ -75,18 +75,43 @@ interface Cancellable<T> {
   cancel(): void;
 }
 
-/** Runs a native task whose cancel switch is tied to `signal`; an aborted task rejects with CANCELLED. */
-export async function runTask<T>(path: string, signal: AbortSignal | null, start: () => Cancellable<T>): Promise<T> {
+/** Wraps a callback so that what it throws ends the task and reaches the caller. */
+export type CallbackGuard = <A extends unknown[]>(callback: (...args: A) => void) => (...args: A) => void;
+
+/**
+ * Runs a native task whose cancel switch is tied to `signal`; an aborted task rejects with CANCELLED, and one whose
+ * callback throws rejects with what was thrown. `start` must wrap every callback that it hands over.
+ */
+export async function runTask<T>(
+  path: string,
+  signal: AbortSignal | null,
+  start: (guard: CallbackGuard) => Cancellable<T>,
+): Promise<T> {
   if (signal?.aborted) throw new EngineError('CANCELLED', `${path}: cancelled before it started`);
-  const task = callNative(path, start);
+  let thrown: { error: unknown } | null = null;
+  const guard: CallbackGuard =
+    (callback) =>
+    (...args) => {
+      if (thrown !== null) return;
+      try {
+        callback(...args);
+      } catch (error) {
+        thrown = { error };
+        cancel();
+      }
+    };
+  const task = callNative(path, () => start(guard));
   const cancel = (): void => {
     task.cancel();
   };
   signal?.addEventListener('abort', cancel, { once: true });
   try {
-    return await task.promise;
-  } catch (error) {
-    throw toEngineError(path, error);
+    const [outcome] = await Promise.allSettled([task.promise]);
+    // The type checker does not see that a callback may have set it.
+    const failure = thrown as { error: unknown } | null;
+    if (failure !== null) throw failure.error;
+    if (outcome.status === 'rejected') throw toEngineError(path, outcome.reason);
+    return outcome.value;
   } finally {
     signal?.removeEventListener('abort', cancel);
   }

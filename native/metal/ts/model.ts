@@ -57,8 +57,9 @@ export async function loadModel(path: string, options: LoadModelOptions = {}): P
   }
   const native = { path, gpuLayers } satisfies NativeLoadOptions;
   const addon = loadAddon();
-  const model = await runTask('loadModel', options.signal ?? null, () =>
-    addon.loadModel(native, options.onProgress ?? null),
+  const { onProgress } = options;
+  const model = await runTask('loadModel', options.signal ?? null, (guard) =>
+    addon.loadModel(native, onProgress === undefined ? null : guard(onProgress)),
   );
   return new Model(model);
 }

@@ -65,47 +65,31 @@ export class Sequence {
 
   /** Evaluates tokens in chunks that end at multiples of the engine's chunkTokens; keeps the last token's logits. */
   evaluate(tokens: Int32Array | Uint32Array, options: EvaluateOptions = {}): Promise<void> {
-    return runTask('Sequence.evaluate', options.signal ?? null, () =>
-      this.#native.evaluate(signed(tokens), options.onProgress ?? null),
+    const { onProgress } = options;
+    return runTask('Sequence.evaluate', options.signal ?? null, (guard) =>
+      this.#native.evaluate(signed(tokens), onProgress === undefined ? null : guard(onProgress)),
     );
   }
 
   /** Prefills the rest of the prompt and decodes. Rejects with CANCELLED when aborted; the rows so far stay. */
   async generate(options: GenerateOptions, onOutput: (output: GenerateOutput) => void): Promise<GenerateResult> {
     const compiled = compileGenerateOptions(options);
+    const { onPrefillProgress } = options;
     const total = options.prompt.length;
-    const onProgress = options.onPrefillProgress;
-    // A callback that throws must end the generation, and its error must reach the caller.
-    const failed = new AbortController();
-    const guard =
-      <A extends unknown[]>(callback: (...args: A) => void) =>
-      (...args: A): void => {
-        if (failed.signal.aborted) return;
-        try {
-          callback(...args);
-        } catch (error) {
-          failed.abort(error);
-        }
-      };
-    const signal = options.signal === undefined ? failed.signal : AbortSignal.any([options.signal, failed.signal]);
-    try {
-      const result = await runTask('Sequence.generate', signal, () =>
-        this.#native.generate(
-          signed(options.prompt),
-          compiled,
-          guard(onOutput),
-          onProgress === undefined
-            ? null
-            : guard((done: number) => {
-                onProgress(done, total);
-              }),
-        ),
-      );
-      failed.signal.throwIfAborted();
-      return result;
-    } catch (error) {
-      throw failed.signal.aborted ? failed.signal.reason : error;
-    }
+    const onProgress =
+      onPrefillProgress === undefined
+        ? null
+        : (done: number): void => {
+            onPrefillProgress(done, total);
+          };
+    return await runTask('Sequence.generate', options.signal ?? null, (guard) =>
+      this.#native.generate(
+        signed(options.prompt),
+        compiled,
+        guard(onOutput),
+        onProgress === null ? null : guard(onProgress),
+      ),
+    );
   }
 
   /** Logits of the last evaluated token, one a vocabulary entry. SEQUENCE_STATE when there are none. */
