@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <ostream>
 #include <random>
 #include <vector>
 
@@ -51,7 +52,8 @@ std::vector<float> random_floats(size_t count, uint32_t seed, float scale) {
 
 template <typename T>
 bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+  if (a.size() != b.size()) return false;
+  return a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
 uint16_t word(const Bytes& bytes, size_t index) {
@@ -142,6 +144,8 @@ TEST(Kernels, AreNotTheReferenceOnAKnownCpu) {
 struct Conversion {
   const char* name;
   ByteConversion Kernels::*function;
+
+  friend std::ostream& operator<<(std::ostream& out, const Conversion& conversion) { return out << conversion.name; }
 };
 
 class ElementConversion : public testing::TestWithParam<Conversion> {};

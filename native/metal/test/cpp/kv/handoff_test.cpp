@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <functional>
+#include <ostream>
 #include <string>
 
 #include "ledger.h"
@@ -102,6 +103,8 @@ struct Case {
   ContextOptions options;
   float tolerance;  ///< Of the first logits.
   bool same_tokens;
+
+  friend std::ostream& operator<<(std::ostream& out, const Case& mode) { return out << mode.name; }
 };
 
 const Case kPlain{"f16", {}, 0.01f, true};
