@@ -143,7 +143,8 @@ def main() -> None:
     expected = {tensor.name: tuple(int(size) for size in reversed(tensor.shape)) for tensor in reader.tensors}
     made = {name: tensor.shape for name, tensor in tensors.items()}
     if made != expected:
-        raise SystemExit(f'tensors differ from those of {arguments.metadata}: {set(made.items()) ^ set(expected.items())}')
+        difference = sorted(set(made.items()) ^ set(expected.items()))
+        raise SystemExit(f'tensors differ from those of {arguments.metadata}: {difference}')
 
     writer = gguf.GGUFWriter(arguments.out, 'muse-glimmer')
     copy_metadata(reader, writer)
