@@ -4,6 +4,7 @@ import { registerAsk } from './commands/ask.js';
 import { registerDemo } from './commands/demo.js';
 import { registerDev } from './commands/dev.js';
 import { registerDoctor } from './commands/doctor.js';
+import { registerModels } from './commands/models.js';
 import { registerNode } from './commands/node.js';
 import { EXIT_CODES_HELP } from './exit.js';
 import { reportError } from './report-error.js';
@@ -28,6 +29,7 @@ registerDev(program);
 registerNode(program);
 registerDoctor(program);
 registerDemo(program);
+registerModels(program);
 
 // A reader that went away (`muser doctor | head -1`) is no reason for a stack trace; commands that care listen themselves.
 process.stdout.on('error', () => undefined);
