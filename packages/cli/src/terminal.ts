@@ -67,7 +67,8 @@ export class StatusOutput {
   /** Replaces the status line; does nothing where lines cannot be rewritten. */
   status(text: string): void {
     if (this.options.quiet || !this.interactive) return;
-    const width = Math.max(20, (this.stream.columns ?? 80) - 1);
+    // A terminal that does not know its width says 0.
+    const width = Math.max(20, (this.stream.columns || 80) - 1);
     const cut = text.length > width ? `${text.slice(0, width - 1)}…` : text;
     this.stream.write(`\r\u001b[K${this.paint('dim', cut)}`);
     this.#shown = true;

@@ -135,7 +135,7 @@ describe('what is shown', () => {
       ),
     );
     const { stderr } = await runCli(['ask', '--remote-prefill', '--url', url, 'x']);
-    expect(stderr.match(/no remote prefill: there is\[31m no producer \(NO_PRODUCER\)/g)).toHaveLength(1);
+    expect(stderr.match(/going on locally: there is\[31m no producer \(NO_PRODUCER\)/g)).toHaveLength(1);
     expect(stderr).toContain('prefilled locally');
   });
 

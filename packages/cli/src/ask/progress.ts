@@ -6,21 +6,29 @@ import { printable, type StatusOutput } from '../terminal.js';
 export class ProgressReporter {
   /** Prefill and transfer take turns while both run; each is told once. */
   readonly #shown = new Set<string>();
+  #prefill: Progress | null = null;
   #fallback = '';
 
   constructor(private readonly output: StatusOutput) {}
 
   report(progress: Progress): void {
     this.#reportFallback(progress.fallback);
-    const text = describe(progress);
+    if (progress.phase === 'prefill') this.#prefill = progress;
     if (this.output.interactive) {
-      this.output.status(text);
+      this.output.status(describe(this.#combined(progress)));
       return;
     }
     const phase = `${progress.phase} ${progress.where ?? ''}`;
     if (this.#shown.has(phase)) return;
     this.#shown.add(phase);
-    this.output.line(text);
+    this.output.line(describe(progress));
+  }
+
+  /** On one line the prefill matters more than the transfer, which is over soon after it. */
+  #combined(progress: Progress): Progress {
+    const prefill = this.#prefill;
+    if (progress.phase !== 'transfer' || prefill === null || prefill.tokens >= prefill.total) return progress;
+    return { ...prefill, bytes: progress.bytes };
   }
 
   finish(summary: Summary): void {
@@ -32,7 +40,7 @@ export class ProgressReporter {
     if (fallback === null || this.#fallback === fallback.code) return;
     this.#fallback = fallback.code;
     this.output.line(
-      this.output.paint('yellow', `no remote prefill: ${printable(fallback.message)} (${printable(fallback.code)})`),
+      this.output.paint('yellow', `going on locally: ${printable(fallback.message)} (${printable(fallback.code)})`),
     );
   }
 }
@@ -68,6 +76,11 @@ export function describeSummary(summary: Summary): string {
   }[summary.prefill];
   const parts = [way, `${formatCount(summary.promptTokens)} tokens`];
   if (summary.cachedTokens > 0) parts.push(`${formatCount(summary.cachedTokens)} cached`);
+  const { prefillStart, prefillEnd } = summary.timeline;
+  const computed = summary.promptTokens - summary.cachedTokens;
+  if (prefillStart !== undefined && prefillEnd !== undefined && prefillEnd > prefillStart && computed > 1) {
+    parts.push(`${formatCount((computed * 1000) / (prefillEnd - prefillStart))} tokens/s`);
+  }
   parts.push(`first token after ${formatDuration(summary.ttftMs)}`);
   if (summary.kvBytes > 0) parts.push(`${formatBytes(summary.kvBytes)} of KV in ${formatCount(summary.shards)} shards`);
   return parts.join(' · ');

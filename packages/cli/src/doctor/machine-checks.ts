@@ -50,12 +50,20 @@ export async function checkAddon(): Promise<Check> {
     const complaint = printable(result.stderr).trim().split('\n').at(-1) ?? '';
     return failed('engine', complaint || printable(result.shortMessage ?? 'the probe failed'), advice);
   }
-  const probe = probeSchema.safeParse(JSON.parse(result.stdout));
+  const probe = probeSchema.safeParse(parseJson(result.stdout));
   if (!probe.success) return failed('engine', 'the probe gave an answer of an unknown form', advice);
   const { llamaVersion, llamaCommit, backends } = probe.data;
   const names = backends.map(({ name, description }) => `${name} (${description})`).join(', ') || 'none';
   const detail = printable(`llama.cpp ${llamaVersion} (${llamaCommit.slice(0, 9)}), backends: ${names}`);
   return backends.length > 0 ? ok('engine', detail) : failed('engine', detail, advice);
+}
+
+function parseJson(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
 }
 
 /** Only the first bytes are read: whether it is a GGUF file at all, not whether it is whole. */

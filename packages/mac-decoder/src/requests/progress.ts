@@ -18,8 +18,8 @@ type PhaseKey = `${RequestProgress['where']} ${RequestProgress['phase']}`;
 
 /** Adds rate, bytes and fallback to the counts of a request's phases and hands them on. */
 export class ProgressMeter {
-  private key: PhaseKey | null = null;
-  private start = { at: 0, tokens: 0 };
+  /** Where each phase began. Prefill and transfer take turns while both run, and neither begins anew. */
+  private readonly starts = new Map<PhaseKey, { at: number; tokens: number }>();
   private bytes = 0;
   private fallback: RequestProgress['fallback'] = null;
 
@@ -39,12 +39,10 @@ export class ProgressMeter {
   report(where: RequestProgress['where'], phase: RequestProgress['phase'], tokens: number, total: number): void {
     const at = this.now();
     const key: PhaseKey = `${where} ${phase}`;
-    if (key !== this.key) {
-      this.key = key;
-      this.start = { at, tokens };
-    }
-    const elapsed = at - this.start.at;
-    const tokensPerSecond = elapsed > 0 ? Math.round(((tokens - this.start.tokens) / elapsed) * 1_000) : 0;
+    const start = this.starts.get(key) ?? { at, tokens };
+    this.starts.set(key, start);
+    const elapsed = at - start.at;
+    const tokensPerSecond = elapsed > 0 ? Math.round(((tokens - start.tokens) / elapsed) * 1_000) : 0;
     this.emit({ phase, where, tokens, total, tokensPerSecond, bytes: this.bytes, fallback: this.fallback });
   }
 }
