@@ -72,5 +72,8 @@ async function main({ identity: plain, signingSeed }: SenderSetup): Promise<void
   process.send?.({ verifiedPort: listener.address.port, rawPort: (raw.address() as AddressInfo).port });
 }
 
-process.once('message', (setup) => void main(setup as SenderSetup));
+process.once('message', (setup) => {
+  process.on('message', () => process.send?.(process.cpuUsage()));
+  void main(setup as SenderSetup);
+});
 process.once('disconnect', () => process.exit(0));

@@ -19,6 +19,7 @@ interface Ports {
 }
 
 interface Bench {
+  sender: ChildProcess;
   ports: Ports;
   client: PeerClient;
   decoder: TestIdentity;
@@ -38,7 +39,7 @@ export async function transportBenchmark(): Promise<object> {
   const expect = { role: 'producer', nodeId: producer.nodeId } as const;
   const client = PeerClient.connect({ identity: decoder, target: `127.0.0.1:${ports.verifiedPort}`, expect });
   try {
-    return await measure({ ports, client, decoder, producer });
+    return await measure({ sender, ports, client, decoder, producer });
   } finally {
     client.close();
     sender.disconnect();
@@ -54,38 +55,66 @@ function start(sender: ChildProcess, producer: TestIdentity): Promise<Ports> {
   });
 }
 
+const WAYS = ['raw', 'inline', 'pool'] as const;
+type Way = (typeof WAYS)[number];
+
+/** One round of one way. */
+interface Cost {
+  seconds: number;
+  /** Processor time of all threads. */
+  senderCpuSeconds: number;
+  receiverCpuSeconds: number;
+}
+
 async function measure(bench: Bench): Promise<object> {
-  const seconds: Record<'raw' | 'inline' | 'pool', number[]> = { raw: [], inline: [], pool: [] };
+  const costs: Record<Way, Cost[]> = { raw: [], inline: [], pool: [] };
   // Round 0 warms both ends up and does not count.
   for (let round = 0; round <= ROUNDS; round += 1) {
-    const times = {
-      raw: await timed(() => rawStream(bench)),
-      inline: await timed(() => verifiedStream(bench, 'inline')),
-      pool: await timed(() => verifiedStream(bench, 'pool')),
-    };
-    if (round === 0) continue;
-    for (const way of ['raw', 'inline', 'pool'] as const) seconds[way].push(times[way]);
+    for (const way of WAYS) {
+      const cost = await costOf(bench, () => (way === 'raw' ? rawStream(bench) : verifiedStream(bench, way)));
+      if (round > 0) costs[way].push(cost);
+    }
   }
   const payloadBytes = payloadBytesOf(PROMPT_TOKENS);
-  const gigabits = (way: 'raw' | 'inline' | 'pool') => (payloadBytes * 8) / 1e9 / median(seconds[way]);
-  const chosen = hashPayload === hashOnPool ? 'pool' : 'inline';
+  const middle = (way: Way, of: keyof Cost) => median(costs[way].map((cost) => cost[of]));
+  const ratio = (way: Way) => figure(middle('raw', 'seconds') / middle(way, 'seconds'));
+  const hashing = hashPayload === hashOnPool ? 'pool' : 'inline';
   return {
     payloadBytes,
     rounds: ROUNDS,
-    rawGbitPerSecond: figure(gigabits('raw')),
-    verifiedGbitPerSecond: { inline: figure(gigabits('inline')), pool: figure(gigabits('pool')) },
-    ratio: { inline: figure(gigabits('inline') / gigabits('raw')), pool: figure(gigabits('pool') / gigabits('raw')) },
-    hashing: chosen,
-    verifiedAgainstRaw: figure(gigabits(chosen) / gigabits('raw')),
+    ways: WAYS.map((way) => ({
+      way,
+      gigabitPerSecond: figure((payloadBytes * 8) / 1e9 / middle(way, 'seconds')),
+      ratioToRaw: ratio(way),
+      senderCpuSecondsPerGigabyte: figure((middle(way, 'senderCpuSeconds') * 1e9) / payloadBytes),
+      receiverCpuSecondsPerGigabyte: figure((middle(way, 'receiverCpuSeconds') * 1e9) / payloadBytes),
+    })),
+    hashing,
+    verifiedAgainstRaw: ratio(hashing),
     goal: 0.85,
   };
 }
 
-async function timed(work: () => Promise<void>): Promise<number> {
+async function costOf({ sender }: Bench, work: () => Promise<void>): Promise<Cost> {
+  const senderBefore = await cpuOf(sender);
+  const receiverBefore = cpuSeconds(process.cpuUsage());
   const started = performance.now();
   await work();
-  return (performance.now() - started) / 1000;
+  return {
+    seconds: (performance.now() - started) / 1000,
+    receiverCpuSeconds: cpuSeconds(process.cpuUsage()) - receiverBefore,
+    senderCpuSeconds: (await cpuOf(sender)) - senderBefore,
+  };
 }
+
+function cpuOf(sender: ChildProcess): Promise<number> {
+  return new Promise((resolve) => {
+    sender.once('message', (usage) => resolve(cpuSeconds(usage as NodeJS.CpuUsage)));
+    sender.send('cpu');
+  });
+}
+
+const cpuSeconds = ({ user, system }: NodeJS.CpuUsage): number => (user + system) / 1e6;
 
 async function verifiedStream({ client, producer }: Bench, hash: BenchRequest['hash']): Promise<void> {
   const nonce = randomBytes(16);

@@ -12,7 +12,7 @@ import {
   PemConverter,
   SubjectAlternativeNameExtension,
   X509CertificateGenerator,
-  type PublicKeyType,
+  PublicKey,
 } from '@peculiar/x509';
 import { generateSigningKey, nodeIdOf, signingKeyFromSeed, type SigningKey } from '@muser/protocol';
 
@@ -54,7 +54,7 @@ export interface Validity {
 }
 
 interface Subject extends Validity {
-  publicKey: PublicKeyType;
+  publicKey: PublicKey;
   nodeId: string;
   /** The whole SAN URI; a wrong one makes a certificate that no peer accepts. */
   uri: string;
@@ -115,7 +115,7 @@ export class TestAuthority {
       nodeId,
       role,
       tlsKeyPem: PemConverter.encode(await webcrypto.subtle.exportKey('pkcs8', tls.privateKey), 'PRIVATE KEY'),
-      tlsCertificatePem: await this.#sign({ publicKey: tls.publicKey, nodeId, uri, ...period }),
+      tlsCertificatePem: await this.#sign({ publicKey: await PublicKey.create(tls.publicKey), nodeId, uri, ...period }),
       caPem: this.caPem,
       signingKey,
       signingSeed,

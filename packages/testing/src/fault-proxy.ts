@@ -102,7 +102,8 @@ export class FaultProxy {
       socket.setNoDelay(true);
       socket.on('error', () => destroy(link));
       socket.on('close', () => {
-        if (!link.cut) destroy(link);
+        const regular = socket.readableEnded && socket.writableFinished;
+        if (!regular && !link.cut) destroy(link);
         if (client.destroyed && link.server.destroyed) this.#links.delete(link);
       });
     }
@@ -115,7 +116,8 @@ export class FaultProxy {
     const line = faults.delayMs === undefined ? null : new DelayLine(faults.delayMs, (chunk) => write(to, chunk));
     let passed = 0;
     try {
-      for await (const received of from) {
+      // An iterator that ends the socket itself would break half-closed connections.
+      for await (const received of from.iterator({ destroyOnReturn: false })) {
         if (link.cut) continue;
         const { chunk, then } = applyFaults(received as Buffer, passed, faults);
         for (const piece of paced(chunk, faults.bytesPerSecond)) {

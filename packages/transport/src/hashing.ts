@@ -12,7 +12,7 @@ export const hashInline: PayloadHash = (payload) => createHash('sha256').update(
 
 /** On libuv's thread pool; the payload is copied when called and may be reused at once. */
 export const hashOnPool: PayloadHash = async (payload) =>
-  new Uint8Array(await webcrypto.subtle.digest('SHA-256', payload as Uint8Array<ArrayBuffer>));
+  new Uint8Array(await webcrypto.subtle.digest('SHA-256', payload));
 
 /** The faster of the two on this machine, for both ends of a transfer. */
 export const hashPayload: PayloadHash = availableParallelism() >= MIN_CORES_FOR_POOL ? hashOnPool : hashInline;

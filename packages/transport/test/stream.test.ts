@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto';
 import { MAX_MESSAGE_BYTES, MuserError, type NodeStatus, type ProducerList } from '@muser/protocol';
 import { describe, expect, it } from 'vitest';
-import { addNodeService, addPlacementService, createServer, PeerListener, PeerClient } from '../src/index.js';
+import { addNodeService, addPlacementService, createServer, PeerListener, type PeerClient } from '../src/index.js';
 import {
   aborted,
   afterTest,
@@ -232,8 +232,8 @@ describe('watching', () => {
     });
     addNodeService(server, {
       authorize: () => undefined,
-      watch: async ({ request, send }) => {
-        for (let count = 0; count < 3; count += 1) await send(status(count + request.intervalMs));
+      watch: async (call) => {
+        for (let count = 0; count < 3; count += 1) await call.send(status(count + call.request.intervalMs));
       },
     });
     const listener = await PeerListener.listen({ identity: producer, host: '127.0.0.1', port: 0, server });
@@ -257,10 +257,10 @@ describe('watching', () => {
       authorize: (peer) => {
         if (peer.role !== 'decoder') throw new MuserError('PERMISSION_DENIED', 'only decoders may ask');
       },
-      watch: async ({ request, signal, send }) => {
-        expect(request.name).toBe('mac');
-        await send(list);
-        await aborted(signal);
+      watch: async (call) => {
+        expect(call.request.name).toBe('mac');
+        await call.send(list);
+        await aborted(call.signal);
         left.resolve();
       },
     });

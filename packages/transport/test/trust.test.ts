@@ -93,7 +93,7 @@ describe('what a listener accepts', () => {
     afterTest(() => sockets.forEach((socket) => socket.destroy()));
     for (const socket of sockets) socket.on('error', () => undefined).resume();
     const dropped = Promise.all(sockets.map((socket) => next(socket, 'close')));
-    await Promise.all(sockets.map((socket) => (socket.pending ? next(socket, 'connect') : null)));
+    await Promise.all(sockets.filter((socket) => socket.pending).map((socket) => next(socket, 'connect')));
     expect(await readAll(connect(target).prefill(Buffer.alloc(0)))).toHaveLength(1);
     await dropped;
   });

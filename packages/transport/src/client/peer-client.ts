@@ -12,6 +12,7 @@ import {
   type WatchNodeRequest,
   type WatchProducersRequest,
 } from '@muser/protocol';
+import { prepareMemory } from '../memory.js';
 import { peerOf } from '../identity/peer.js';
 import type { Identity, Role } from '../identity/types.js';
 import { CLIENT_OPTIONS } from '../options.js';
@@ -58,6 +59,7 @@ export class PeerClient {
   }
 
   private constructor({ identity, target, expect }: ConnectOptions) {
+    prepareMemory();
     this.#target = target;
     const context = createSecureContext({
       key: identity.tlsKeyPem,

@@ -2,6 +2,7 @@ import type { AddressInfo, Socket } from 'node:net';
 import { createServer as createTlsServer, type Server as TlsServer, type TLSSocket } from 'node:tls';
 import { Server, ServerCredentials } from '@grpc/grpc-js';
 import { MuserError } from '@muser/protocol';
+import { prepareMemory } from '../memory.js';
 import { peerOf } from '../identity/peer.js';
 import type { Identity, PeerIdentity } from '../identity/types.js';
 import { HANDSHAKE_TIMEOUT_MS, MAX_CONNECTIONS } from '../limits.js';
@@ -27,6 +28,7 @@ export interface ListenOptions {
 
 /** A gRPC server with this package's limits; add services to it, then listen. */
 export function createServer(): Server {
+  prepareMemory();
   return new Server(SERVER_OPTIONS);
 }
 
