@@ -189,7 +189,9 @@ def _fits(spec: Fields, value: Any, where: str) -> bool:
             return True
         return False
     if kind in _LISTS:
-        return isinstance(value, list) and len(value) <= spec["maxItems"] and all(_LISTS[kind](spec, v) for v in value)
+        if not isinstance(value, list) or len(value) > spec["maxItems"]:
+            return False
+        return all(_LISTS[kind](spec, item) for item in value)
     return _SCALARS[kind](spec, value)
 
 

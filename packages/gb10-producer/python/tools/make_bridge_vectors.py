@@ -32,7 +32,8 @@ VALID: list[tuple[str, str, str, dict[str, Any], bytes]] = [
         {"role": "data", "secret": "ab" * 32, "pid": 1, "rank": 1, "layers": [0, 4], "heads": [1, 2]},
         b"",
     ),
-    ("control", "worker", "milestone", {"name": "kv_cache", "ms": 5120}, b""),
+    ("control", "worker", "milestone", {"name": "environment", "ms": 5120}, b""),
+    ("data", "worker", "milestone", {"name": "kv_cache", "ms": 9000}, b""),
     (
         "control",
         "worker",
@@ -70,8 +71,6 @@ VALID: list[tuple[str, str, str, dict[str, Any], bytes]] = [
         struct.pack("<3I", 0, 4095, 7),
     ),
     ("control", "node", "abort", {"id": "b"}, b""),
-    ("control", "node", "sleep", {}, b""),
-    ("control", "node", "wake", {}, b""),
     ("control", "node", "shutdown", {}, b""),
     ("data", "worker", "refused", {"code": "LAYOUT_UNKNOWN", "message": "no known form"}, b""),
     ("data", "worker", "chunk", {"id": "b", "index": 0, "start": 0, "end": 299, "windowStart": 0}, b""),
