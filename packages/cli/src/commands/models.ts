@@ -1,4 +1,5 @@
 import type { Command } from 'commander';
+import { registerModelsCheck } from './models-check.js';
 import { registerModelsList } from './models-list.js';
 import { registerModelsPin } from './models-pin.js';
 import { registerModelsPull } from './models-pull.js';
@@ -10,4 +11,5 @@ export function registerModels(program: Command): void {
   registerModelsList(models);
   registerModelsVerify(models);
   registerModelsPin(models);
+  registerModelsCheck(models);
 }
