@@ -211,7 +211,7 @@ def _is_string(spec: Fields, value: Any) -> bool:
     if not isinstance(value, str):
         return False
     try:
-        return len(value.encode("utf-8")) <= spec["maxBytes"]
+        return bool(len(value.encode("utf-8")) <= spec["maxBytes"])
     except UnicodeEncodeError:
         return False
 

@@ -1,0 +1,7 @@
+"""Where an attention backend keeps each element of K and V, found by writing known rows, and reading rows from there."""
+
+from .forms import LayerLayout, LayoutError, Placement
+from .probe import probe_layer
+from .reader import RowReader
+
+__all__ = ["LayerLayout", "LayoutError", "Placement", "RowReader", "probe_layer"]
