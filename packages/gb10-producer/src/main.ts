@@ -1,6 +1,7 @@
 import { type Command, createLogger, loadConfig, printReady, runCommandLine, runProcess } from '@muser/service-kit';
 import { formatTarget } from '@muser/transport';
 
+import { openBackend } from './backend/open-backend.js';
 import { ENV_PREFIX, producerConfigSchema } from './config.js';
 import { identityCommands } from './identity-commands.js';
 import { startProducer } from './producer.js';
@@ -19,7 +20,19 @@ const run: Command = {
       exitWithParent: config.exitWithParent,
       closeLimitMs: config.drainMs + CLOSE_MARGIN_MS,
       async start({ signal, logger }) {
-        const producer = await startProducer(config, logger.child({ producer: config.name }), signal);
+        let isReady = false;
+        const started = startProducer(
+          config,
+          logger.child({ producer: config.name }),
+          signal,
+          openBackend,
+          (name, ms) => {
+            // Only before the ready line, which is the last one: nobody may be reading after it.
+            if (!isReady) printReady({ milestone: name, ms });
+          },
+        );
+        const producer = await started;
+        isReady = true;
         printReady({
           ready: true,
           pid: process.pid,

@@ -16,7 +16,7 @@ export function nodeStatus({ nodeId, version, backend, transfers }: StatusSource
   const { queueLength, activeTransfers, prefillTokensPerSecond } = transfers.load;
   return {
     nodeId,
-    state: transfers.drainBegun.aborted ? 'draining' : 'ready',
+    state: transfers.drainBegun.aborted ? 'draining' : backend.health.state,
     model: backend.model.identity,
     geometry: backend.model.geometry,
     maxPromptTokens: backend.limits.maxPromptTokens,

@@ -15,7 +15,7 @@ import {
 } from '@muser/transport';
 
 import type { PrefillBackend } from './backend/backend.js';
-import { openBackend } from './backend/open-backend.js';
+import { openBackend, type OpenOptions } from './backend/open-backend.js';
 import type { ProducerConfig } from './config.js';
 import { watchNode } from './node-status.js';
 import { TransferService } from './transfer/transfer-service.js';
@@ -39,6 +39,7 @@ export interface Producer {
  * later step fails.
  *
  * @param open makes the engine
+ * @param onMilestone hears how far an engine is that takes long to start
  * @throws MuserError or ServiceError of the step that failed
  */
 export async function startProducer(
@@ -46,6 +47,7 @@ export async function startProducer(
   logger: Logger,
   signal: AbortSignal,
   open: typeof openBackend = openBackend,
+  onMilestone: OpenOptions['onMilestone'] = () => undefined,
 ): Promise<Producer> {
   const cleanups: (() => Promise<void>)[] = [];
   const close = async (): Promise<void> => {
@@ -60,7 +62,7 @@ export async function startProducer(
     const lock = await lockFolder(config.stateDir);
     cleanups.push(() => lock.release());
     const identity = await loadOwnIdentity(config.stateDir);
-    const backend = await open(config, logger, signal);
+    const backend = await open({ config, logger, signal, onMilestone });
     cleanups.push(() => backend.close());
     checkStaging(config, backend);
     const transfers = createTransfers(config, identity, backend, logger);

@@ -92,11 +92,19 @@ export interface BackendStats {
   readonly unreleasedChunks: number;
 }
 
+/**
+ * ready: takes prefills (an engine that is unloaded while idle is ready too: a prefill loads it again). starting: the
+ * engine is being started again. error: somebody has to do something; the reason says what.
+ */
+export type BackendHealth =
+  { readonly state: 'ready' } | { readonly state: 'starting' | 'error'; readonly reason: string };
+
 export interface PrefillBackend {
   /** Short and fixed: "llama", "vllm". */
   readonly name: string;
   readonly model: BackendModel;
   readonly limits: BackendLimits;
+  readonly health: BackendHealth;
   /** Never throws: what is wrong with a task is thrown by the run's iterator. */
   prefill(task: PrefillTask): PrefillRun;
   stats(): BackendStats;

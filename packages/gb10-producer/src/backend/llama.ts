@@ -34,6 +34,7 @@ export interface LlamaOptions {
 /** llama.cpp in this process, by the same addon that decodes on the other side. */
 export class LlamaBackend implements PrefillBackend {
   readonly name = 'llama';
+  readonly health = { state: 'ready' } as const;
   readonly model: BackendModel;
   readonly limits: BackendLimits;
   readonly #engine: Engine;

@@ -1,21 +1,40 @@
+import { access } from 'node:fs/promises';
+
 import { probeAddon, setEngineLog } from '@muser/metal';
 import { MuserError } from '@muser/protocol';
 import { fileDigest, type Logger } from '@muser/service-kit';
 
-import type { ProducerConfig } from '../config.js';
+import type { MilestoneName } from '../bridge/schema.js';
+import { type ProducerConfig, VLLM_PYTHON } from '../config.js';
 import type { PrefillBackend } from './backend.js';
+import { checkpointDigest } from './checkpoint.js';
 import { LlamaBackend } from './llama.js';
+import { VllmBackend } from './vllm.js';
+
+/** Before the restarts of one hour. */
+const RESTART_PAUSES_MS = [1_000, 10_000, 60_000];
+/** Rows that nobody has fetched so long after compute has ended are given up. */
+const LEASE_MS = 30_000;
+
+export interface OpenOptions {
+  readonly config: ProducerConfig;
+  readonly logger: Logger;
+  readonly signal: AbortSignal;
+  /** Hears how far the start is, for engines that take long; again at every restart. */
+  readonly onMilestone: (name: MilestoneName, milliseconds: number) => void;
+}
 
 /**
  * Loads the model of the configuration into the engine of the configuration.
  *
- * @throws MuserError ADDON_UNAVAILABLE, MODEL_LOAD_FAILED, MODEL_UNSUPPORTED, OUT_OF_MEMORY; ServiceError NOT_FOUND
+ * @throws MuserError ADDON_UNAVAILABLE, MODEL_LOAD_FAILED, MODEL_UNSUPPORTED, OUT_OF_MEMORY, ENGINE_FAILED,
+ * DEADLINE_EXCEEDED; ServiceError NOT_FOUND
  */
-export async function openBackend(
-  config: ProducerConfig,
-  logger: Logger,
-  signal: AbortSignal,
-): Promise<PrefillBackend> {
+export async function openBackend(options: OpenOptions): Promise<PrefillBackend> {
+  return options.config.backend === 'vllm' ? openVllm(options) : openLlama(options);
+}
+
+async function openLlama({ config, logger, signal }: OpenOptions): Promise<LlamaBackend> {
   const [modelDigest] = await Promise.all([fileDigest(config.model, config.stateDir, signal), requireAddon()]);
   const engineLogger = logger.child({ component: 'llama.cpp' });
   setEngineLog((level, message) => engineLogger[level](message.trimEnd()));
@@ -39,4 +58,52 @@ export async function openBackend(
 async function requireAddon(): Promise<void> {
   const probe = await probeAddon();
   if (!probe.ok) throw new MuserError('ADDON_UNAVAILABLE', `${probe.reason}; ${probe.advice}`);
+}
+
+async function openVllm({ config, logger, signal, onMilestone }: OpenOptions): Promise<VllmBackend> {
+  const { vllm, model, stateDir, maxPromptTokens, maxConcurrent } = config;
+  const python = vllm.python ?? VLLM_PYTHON;
+  await access(python).catch((cause: unknown) => {
+    const message = `there is no ${python}: install vLLM with \`npm run vllm\`, or set vllm.python`;
+    throw new MuserError('ENGINE_FAILED', message, { cause });
+  });
+  const modelDigest = await checkpointDigest(model, stateDir, signal);
+  return VllmBackend.open(
+    {
+      modelPath: model,
+      modelDigest,
+      python,
+      args: ['-m', 'muser_vllm.worker'],
+      settings: vllmSettings(config),
+      maxPromptTokens,
+      maxConcurrent,
+      startLimitMs: vllm.startLimitMs,
+      hangLimitMs: vllm.hangLimitMs,
+      restartPausesMs: RESTART_PAUSES_MS,
+      idleUnloadMs: vllm.idleUnloadMs,
+      memoryFloorBytes: vllm.memoryFloorBytes,
+      onMilestone,
+      logger: logger.child({ component: 'vllm' }),
+    },
+    signal,
+  );
+}
+
+/** `settings` of bridge_schema.json, without the sockets. */
+export function vllmSettings({ vllm, model, ...config }: ProducerConfig): Record<string, unknown> {
+  return {
+    modelPath: model,
+    maxPromptTokens: config.maxPromptTokens,
+    chunkTokens: config.chunkTokens,
+    maxConcurrent: config.maxConcurrent,
+    kvCacheBytes: vllm.kvCacheBytes,
+    stagingBytes: vllm.windowStagingBytes,
+    leaseMs: LEASE_MS,
+    tensorParallel: vllm.tensorParallel,
+    pipelineParallel: vllm.pipelineParallel,
+    attentionBackend: vllm.attentionBackend,
+    enforceEager: vllm.enforceEager,
+    gpuMemoryUtilization: vllm.gpuMemoryUtilization,
+    threads: config.threads,
+  };
 }

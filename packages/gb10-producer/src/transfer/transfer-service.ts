@@ -109,6 +109,7 @@ export class TransferService {
   async #accept(call: PrefillCall, receivedAtMs: number): Promise<TransferOutcome> {
     this.#drain.signal.throwIfAborted();
     const { producerId, coordinatorKey, backend } = this.#options;
+    if (backend.health.state !== 'ready') throw new MuserError('UNAVAILABLE', backend.health.reason);
     const admitted = admit(call.requestBytes, call.peer.nodeId, {
       producerId,
       coordinatorKey,

@@ -8,6 +8,7 @@ import {
 } from '@muser/protocol';
 
 import type {
+  BackendHealth,
   BackendLimits,
   BackendModel,
   BackendStats,
@@ -66,6 +67,7 @@ export function patternRows(tokens: Uint32Array): Rows {
 /** A backend whose rows are a function of the prompt and whose steps happen when a test lets them. */
 export class PatternBackend implements PrefillBackend {
   readonly name = 'pattern';
+  health: BackendHealth = { state: 'ready' };
   readonly model: BackendModel;
   readonly limits: BackendLimits;
   /** What every read fails with from now on. */

@@ -1,0 +1,131 @@
+import { readdirSync, readFileSync } from 'node:fs';
+import { setTimeout as delay } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+
+import { MuserError } from '@muser/protocol';
+import type { Logger } from '@muser/service-kit';
+import { execa } from 'execa';
+
+import { LogLines } from './log-lines.js';
+
+/** The Python package beside this one: the worker's code is always that of this checkout, whatever is installed. */
+export const PYTHON_PACKAGE = fileURLToPath(new URL('../../python', import.meta.url));
+
+/** How long a group of killed processes may take to be gone; the driver may free a GPU's memory only then. */
+const GONE_LIMIT_MS = 20_000;
+const POLL_MS = 25;
+
+const OUT_OF_MEMORY = /out of memory|OutOfMemoryError|MemoryError|oom[- ]kill/i;
+
+export interface ProcessEnd {
+  /** What happened, for people: "ended with code 1", "ended by SIGKILL". */
+  readonly reason: string;
+  /** The worker said that memory ran out. */
+  readonly outOfMemory: boolean;
+  /** Last line of its log; empty when it wrote none. For our own log only: it is not our text. */
+  readonly lastLine: string;
+}
+
+export interface WorkerProcessOptions {
+  /** The interpreter. */
+  readonly python: string;
+  /** What runs: `['-m', 'muser_vllm.worker']`. */
+  readonly args: readonly string[];
+  /** Goes to its standard input as one line of JSON; may hold secrets, which arguments and environment may not. */
+  readonly settings: Readonly<Record<string, unknown>>;
+  readonly logger: Logger;
+}
+
+/**
+ * The worker and everything that it starts, which is one process group. It ends by itself when its standard input is
+ * closed, so also when this process is killed.
+ */
+export class WorkerProcess {
+  readonly pid: number;
+  /** Resolves (never rejects) when the first process of the group has ended. */
+  readonly ended: Promise<ProcessEnd>;
+  readonly #closeInput: () => void;
+
+  private constructor(pid: number, ended: Promise<ProcessEnd>, closeInput: () => void) {
+    this.pid = pid;
+    this.ended = ended;
+    this.#closeInput = closeInput;
+  }
+
+  /** @throws MuserError ENGINE_FAILED when the interpreter cannot be started */
+  static async start(options: WorkerProcessOptions): Promise<WorkerProcess> {
+    const { python, args, settings, logger } = options;
+    const child = execa(python, args, {
+      stdin: 'pipe',
+      stdout: 'ignore',
+      stderr: 'pipe',
+      buffer: false,
+      reject: false,
+      // A group of its own: Ctrl-C in the terminal is for us, and we can end all of it at once.
+      detached: true,
+      env: { PYTHONPATH: PYTHON_PACKAGE, PYTHONUNBUFFERED: '1', PYTHONNOUSERSITE: '1' },
+    });
+    const lines = new LogLines(logger, OUT_OF_MEMORY);
+    child.stderr.on('data', (block: Buffer) => lines.push(block));
+    // A worker that has ended does not read; its end is what counts.
+    child.stdin.on('error', () => undefined);
+    const { pid } = child;
+    const ended = child.then((result): ProcessEnd => {
+      lines.end();
+      const { exitCode, signal } = result;
+      const reason = signal === undefined ? `ended with code ${exitCode ?? 'unknown'}` : `ended by ${signal}`;
+      return { reason, outOfMemory: lines.matched, lastLine: lines.last };
+    });
+    if (pid === undefined) {
+      const { code } = await child;
+      throw new MuserError('ENGINE_FAILED', `${python} cannot be started (${code ?? 'unknown reason'})`);
+    }
+    child.stdin.write(`${JSON.stringify(settings)}\n`);
+    return new WorkerProcess(pid, ended, () => child.stdin.end());
+  }
+
+  /** Asks it to end; kills the whole group when it has not within `graceMs`. Returns when nothing of it is left. */
+  async stop(graceMs: number): Promise<void> {
+    this.#closeInput();
+    await Promise.race([this.ended, delay(graceMs, undefined, { ref: false })]);
+    await this.kill();
+  }
+
+  /** Ends the whole group and waits until it is gone. */
+  async kill(): Promise<void> {
+    const deadline = performance.now() + GONE_LIMIT_MS;
+    signalGroup(this.pid, 'SIGKILL');
+    while (groupLives(this.pid) && performance.now() < deadline) {
+      await delay(POLL_MS);
+      signalGroup(this.pid, 'SIGKILL');
+    }
+    this.#closeInput();
+  }
+}
+
+function signalGroup(pid: number, signal: NodeJS.Signals | 0): boolean {
+  try {
+    process.kill(-pid, signal);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+/** Processes that have ended but were not reaped keep the group's number in use (a container without an init): they do not count. */
+function groupLives(pid: number): boolean {
+  if (!signalGroup(pid, 0)) return false;
+  if (process.platform !== 'linux') return true;
+  return readdirSync('/proc').some((name) => /^\d+$/.test(name) && livesIn(name, pid));
+}
+
+function livesIn(name: string, group: number): boolean {
+  try {
+    // "pid (command) state parent group ..."; the command may hold blanks and parentheses.
+    const stat = readFileSync(`/proc/${name}/stat`, 'utf8');
+    const [state, , processGroup] = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
+    return Number(processGroup) === group && state !== 'Z' && state !== 'X';
+  } catch {
+    return false;
+  }
+}

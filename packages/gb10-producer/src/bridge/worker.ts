@@ -1,0 +1,344 @@
+import { setMaxListeners } from 'node:events';
+
+import { MuserError } from '@muser/protocol';
+import type { Logger } from '@muser/service-kit';
+
+import { orAborted, orLate } from '../abort.js';
+import type { FrameConnection } from './connection.js';
+import { RankLink } from './rank-link.js';
+import type {
+  ChunkHeader,
+  ControlHello,
+  DataHello,
+  EndReason,
+  FinishedHeader,
+  MilestoneName,
+  NodeFrames,
+  ReadyHeader,
+  RefusalCode,
+  WorkerFrame,
+} from './schema.js';
+import { SocketServer } from './socket-server.js';
+import { Watchdog } from './watchdog.js';
+import { type ProcessEnd, WorkerProcess } from './worker-process.js';
+
+/** How long a worker may take to close when it is asked to. */
+const CLOSE_GRACE_MS = 5_000;
+/** The end of a process explains a closed socket; it is told a moment later. */
+const EXPLAIN_MS = 1_000;
+
+/**
+ * Why a worker ended. closed: we asked for it. died: its process ended by itself. hung: no sign of life. out-of-memory: it
+ * died and said so. broken: it closed or misused a socket. refused: it said that it cannot serve. late: its start took
+ * longer than its limit.
+ */
+export type EndCause = 'closed' | 'died' | 'hung' | 'out-of-memory' | 'broken' | 'refused' | 'late';
+
+export interface WorkerEnd {
+  readonly cause: EndCause;
+  /** What whoever waited for the worker is told. */
+  readonly error: MuserError;
+  /** Another start cannot help. */
+  readonly permanent: boolean;
+}
+
+/** What a worker tells while it runs. */
+export interface WorkerListener {
+  onMilestone(name: MilestoneName, milliseconds: number): void;
+  onFinished(header: FinishedHeader): void;
+  onChunk(rank: RankLink, header: ChunkHeader): void;
+  onEnded(rank: RankLink, header: { readonly id: string; readonly reason: EndReason }): void;
+}
+
+export interface WorkerOptions {
+  readonly python: string;
+  readonly args: readonly string[];
+  /** Sockets and secret are added. */
+  readonly settings: Readonly<Record<string, unknown>>;
+  /** From start to ready: loading, compiling, warming up. */
+  readonly startLimitMs: number;
+  /** Longest silence; three times as long without a step while there is work. */
+  readonly hangLimitMs: number;
+  readonly logger: Logger;
+}
+
+/** One run of the worker process, from its start to its end: it is never used again after that. */
+export class VllmWorker {
+  readonly offer: ReadyHeader;
+  /** In the order of their numbers. */
+  readonly ranks: readonly RankLink[];
+  readonly #startup: Startup;
+
+  private constructor(offer: ReadyHeader, ranks: readonly RankLink[], startup: Startup) {
+    this.offer = offer;
+    this.ranks = ranks;
+    this.#startup = startup;
+  }
+
+  /**
+   * Resolves when the worker has passed its self-test and every rank is connected. After a failure nothing of it runs.
+   * @throws MuserError why it did not start, or the signal's reason
+   */
+  static async start(options: WorkerOptions, listener: WorkerListener, signal: AbortSignal): Promise<VllmWorker> {
+    signal.throwIfAborted();
+    const startup = new Startup(options, listener);
+    try {
+      await startup.begin();
+      const limit = options.startLimitMs;
+      const late = (): MuserError => {
+        const error = new MuserError('DEADLINE_EXCEEDED', `the vLLM worker was not ready within ${limit} ms`);
+        startup.end({ cause: 'late', error, permanent: false });
+        return error;
+      };
+      const { offer, ranks } = await orLate(orAborted(startup.ready, signal), limit, late);
+      return new VllmWorker(offer, ranks, startup);
+    } catch (error) {
+      await startup.close();
+      throw error;
+    }
+  }
+
+  /** Aborts, with the MuserError that tells why, as soon as the worker cannot be used any more. */
+  get failed(): AbortSignal {
+    return this.#startup.failed;
+  }
+
+  /** Resolves when nothing of the worker is left, so that its memory is free. */
+  get ended(): Promise<WorkerEnd> {
+    return this.#startup.ended;
+  }
+
+  /** The process that we started first, then those of the ranks. */
+  get pids(): readonly number[] {
+    return [...new Set([this.#startup.pid, ...this.ranks.map((rank) => rank.pid)])];
+  }
+
+  /** Memory that the worker's machine (or GPU) had left at the last heartbeat. */
+  get freeMemoryBytes(): number {
+    return this.#startup.freeMemoryBytes;
+  }
+
+  prefill(header: NodeFrames['prefill'], tokens: Uint32Array): void {
+    const payload = Buffer.alloc(tokens.length * 4);
+    for (const [index, token] of tokens.entries()) payload.writeUInt32LE(token, index * 4);
+    this.#startup.send('prefill', header, payload);
+  }
+
+  /** Stops compute, and gives up every row. */
+  abort(id: string): void {
+    this.#startup.send('abort', { id });
+    this.done(id);
+  }
+
+  /** Every row of it that is wanted has been read. */
+  done(id: string): void {
+    for (const rank of this.ranks) rank.done(id);
+  }
+
+  release(id: string, index: number): void {
+    for (const rank of this.ranks) rank.release(id, index);
+  }
+
+  /** Asks it to end, ends it when it does not, and waits until nothing of it is left. */
+  close(): Promise<void> {
+    return this.#startup.close();
+  }
+}
+
+interface Ready {
+  readonly offer: ReadyHeader;
+  readonly ranks: RankLink[];
+}
+
+/** Process, sockets and watchdog of one worker, and which of them says first that it is over. */
+class Startup {
+  readonly ready: Promise<Ready>;
+  readonly ended: Promise<WorkerEnd>;
+  freeMemoryBytes = Number.MAX_SAFE_INTEGER;
+  readonly #options: WorkerOptions;
+  readonly #listener: WorkerListener;
+  readonly #ranks = new Map<number, RankLink>();
+  readonly #failed = new AbortController();
+  readonly #watchdog: Watchdog;
+  #server: SocketServer | null = null;
+  #process: WorkerProcess | null = null;
+  #control: FrameConnection | null = null;
+  #offer: ReadyHeader | null = null;
+  #end: WorkerEnd | null = null;
+  #isReady: (ready: Ready) => void = () => {};
+  #hasEnded: (end: WorkerEnd) => void = () => {};
+
+  constructor(options: WorkerOptions, listener: WorkerListener) {
+    this.#options = options;
+    this.#listener = listener;
+    // Every prefill listens.
+    setMaxListeners(0, this.failed);
+    const readyOrNot = new Promise<Ready>((resolve) => (this.#isReady = resolve));
+    this.ready = orAborted(readyOrNot, this.failed);
+    this.ready.catch(() => {});
+    this.ended = new Promise((resolve) => (this.#hasEnded = resolve));
+    this.#watchdog = new Watchdog(options.hangLimitMs, (symptom) => {
+      const error = new MuserError('ENGINE_FAILED', `the vLLM worker hangs: ${symptom}`);
+      this.end({ cause: 'hung', error, permanent: false });
+    });
+  }
+
+  get failed(): AbortSignal {
+    return this.#failed.signal;
+  }
+
+  get pid(): number {
+    return this.#process?.pid ?? 0;
+  }
+
+  async begin(): Promise<void> {
+    const { python, args, settings, logger } = this.#options;
+    const events = {
+      onControl: (connection: FrameConnection, hello: ControlHello) => this.#admitControl(connection, hello),
+      onData: (connection: FrameConnection, hello: DataHello) => this.#admitRank(connection, hello),
+    };
+    const server = await SocketServer.listen(events, logger);
+    this.#server = server;
+    const { controlSocket, dataSocket, secret } = server;
+    this.#process = await WorkerProcess.start({
+      python,
+      args,
+      settings: { ...settings, controlSocket, dataSocket, secret },
+      logger,
+    });
+    void this.#process.ended.then((end) => this.#explainDeath(end));
+  }
+
+  send<K extends keyof NodeFrames>(kind: K, header: NodeFrames[K], payload?: Uint8Array): void {
+    this.#control?.send(kind, header, payload);
+  }
+
+  async close(): Promise<void> {
+    if (this.#end === null) this.send('shutdown', {});
+    this.end({ cause: 'closed', error: new MuserError('CANCELLED', 'the vLLM worker is closed'), permanent: false });
+    await this.ended;
+  }
+
+  /** The first reason counts. Whoever waits hears it at once; `ended` follows when all is gone. */
+  end(end: WorkerEnd): void {
+    if (this.#end !== null) return;
+    this.#end = end;
+    this.#watchdog.stop();
+    this.#failed.abort(end.error);
+    for (const rank of this.#ranks.values()) rank.fail(end.error);
+    void this.#cleanUp(end);
+  }
+
+  async #cleanUp(end: WorkerEnd): Promise<void> {
+    if (end.cause === 'closed') await this.#process?.stop(CLOSE_GRACE_MS);
+    else await this.#process?.kill();
+    await this.#server?.close();
+    this.#hasEnded(end);
+  }
+
+  #explainDeath({ reason, outOfMemory, lastLine }: ProcessEnd): void {
+    if (this.#end === null) this.#options.logger.error({ lastLine }, `the vLLM worker ${reason}`);
+    this.end(
+      outOfMemory
+        ? {
+            cause: 'out-of-memory',
+            error: new MuserError('OUT_OF_MEMORY', `the vLLM worker ran out of memory and ${reason}`),
+            permanent: false,
+          }
+        : { cause: 'died', error: new MuserError('ENGINE_FAILED', `the vLLM worker ${reason}`), permanent: false },
+    );
+  }
+
+  /** A socket that closes mostly means that its process has ended, which says more. */
+  async #explainClose(link: string, error: MuserError | null): Promise<void> {
+    if (error === null && this.#process !== null) {
+      const died = await orLate(this.#process.ended, EXPLAIN_MS, () => new Error('alive')).catch(() => null);
+      if (died !== null) return;
+    }
+    const message = error === null ? `closed its ${link} link` : `broke its ${link} link: ${error.message}`;
+    this.end({
+      cause: 'broken',
+      error: new MuserError('ENGINE_FAILED', `the vLLM worker ${message}`, { cause: error }),
+      permanent: false,
+    });
+  }
+
+  #admitControl(connection: FrameConnection, hello: ControlHello): void {
+    if (this.#control !== null) throw new MuserError('ORDER_VIOLATION', 'a second control link');
+    this.#control = connection;
+    this.#options.logger.debug({ workerPid: hello.pid, workerVersion: hello.version }, 'the vLLM worker is connected');
+    connection.handTo((frame) => this.#onControl(frame));
+    void connection.closed.then((error) => this.#explainClose('control', error));
+  }
+
+  #admitRank(connection: FrameConnection, hello: DataHello): void {
+    if (this.#ranks.has(hello.rank)) throw new MuserError('ORDER_VIOLATION', `rank ${hello.rank} came twice`);
+    const rank = new RankLink(connection, hello);
+    this.#ranks.set(hello.rank, rank);
+    connection.handTo((frame) => this.#onData(rank, frame));
+    void connection.closed.then((error) => {
+      if (this.#end === null) void this.#explainClose(`data (rank ${hello.rank})`, error);
+    });
+    this.#tellReady();
+  }
+
+  #onControl(frame: WorkerFrame): void {
+    this.#watchdog.alive();
+    switch (frame.kind) {
+      case 'milestone':
+        return this.#listener.onMilestone(frame.header.name, frame.header.ms);
+      case 'ready':
+        if (this.#offer !== null) throw new MuserError('ORDER_VIOLATION', 'ready came twice');
+        this.#offer = frame.header;
+        return this.#tellReady();
+      case 'heartbeat':
+        this.freeMemoryBytes = frame.header.freeMemoryBytes;
+        return this.#watchdog.steps(frame.header.steps, frame.header.runningRequests);
+      case 'finished':
+        return this.#listener.onFinished(frame.header);
+      case 'refused':
+        return this.#refuse(frame.header);
+      default:
+        throw new MuserError('ORDER_VIOLATION', `${frame.kind} on the control link`);
+    }
+  }
+
+  #onData(rank: RankLink, frame: WorkerFrame): void {
+    switch (frame.kind) {
+      case 'chunk':
+        return this.#listener.onChunk(rank, frame.header);
+      case 'rows':
+      case 'failed':
+        return rank.answer(frame);
+      case 'ended':
+        return this.#listener.onEnded(rank, frame.header);
+      case 'refused':
+        return this.#refuse(frame.header);
+      default:
+        throw new MuserError('ORDER_VIOLATION', `${frame.kind} on the data link`);
+    }
+  }
+
+  #refuse({ code, message }: { code: RefusalCode; message: string }): void {
+    const { ours, permanent } = REFUSALS[code];
+    this.end({ cause: 'refused', error: new MuserError(ours, `vLLM: ${message}`), permanent });
+  }
+
+  #tellReady(): void {
+    const offer = this.#offer;
+    if (offer === null || this.#ranks.size < offer.ranks) return;
+    const ranks = [...this.#ranks.values()].sort((a, b) => a.rank - b.rank);
+    // Only from here on: loading and compiling have the start's own limit.
+    this.#watchdog.start();
+    this.#isReady({ offer, ranks });
+  }
+}
+
+const REFUSALS = {
+  SETTINGS_INVALID: { ours: 'CONFIG_INVALID', permanent: true },
+  MODEL_UNSUPPORTED: { ours: 'MODEL_UNSUPPORTED', permanent: true },
+  LAYOUT_UNKNOWN: { ours: 'MODEL_UNSUPPORTED', permanent: true },
+  SELF_TEST_FAILED: { ours: 'ENGINE_FAILED', permanent: false },
+  OUT_OF_MEMORY: { ours: 'OUT_OF_MEMORY', permanent: false },
+  ENGINE_FAILED: { ours: 'ENGINE_FAILED', permanent: false },
+} as const satisfies Record<RefusalCode, object>;
