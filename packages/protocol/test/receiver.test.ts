@@ -13,6 +13,7 @@ import {
   nonce,
   receiverOptions,
   sealMessage,
+  sha256,
   shardMessage,
   shardsOf,
   strangerKey,
@@ -218,30 +219,45 @@ describe('Begin', () => {
 
 describe('a shard', () => {
   const first = shardAt(0);
-  const changed = (changes: Partial<typeof first.header>): Buffer[] => [
-    beginMessage(),
-    shardMessage({ ...first.header, ...changes }, first.payload),
-  ];
+  /** A first shard of global layer 3's K alone, right in everything that `changes` does not concern. */
+  const globalShard = (changes: Partial<typeof first.header>): Buffer => {
+    const { tokenCount = 5, parts = [{ layer: 3, kind: 'k' as const }] } = changes;
+    const payload = Buffer.alloc(tokenCount * parts.length * 32, 1);
+    const own = { tokenCount, parts, payloadBytes: payload.length, payloadSha256: sha256(payload) };
+    return shardMessage({ ...first.header, ...own, ...changes }, payload);
+  };
+
+  it.each([{}, { chunkEnd: 23, windowStart: 15 }, { tokenCount: 4 }, { chunkEnd: 20, windowStart: 20 }])(
+    'within its range is accepted: %o',
+    async (changes) => {
+      const receiver = newReceiver();
+      const events = await acceptAll(receiver, [beginMessage(), globalShard(changes)]);
+      expect(events.at(-1)).toMatchObject({ type: 'shard', chunkComplete: null });
+    },
+  );
 
   it.each([
-    { chunkStart: 4 },
-    { chunkEnd: 61 },
-    { chunkEnd: 3 },
-    { chunkEnd: 24 },
-    { windowStart: 4 },
-    { windowStart: 2 },
-    { tokenStart: 2 },
-    { tokenCount: 6 },
-    { payloadBytes: first.header.payloadBytes - 1 },
-    { parts: [{ layer: 4, kind: 'k' as const }] },
-  ])('outside its range is refused: %o', (changes) =>
-    expectLastRefused('RANGE_VIOLATION', changed(changes)).then(() => undefined),
-  );
+    [{ chunkStart: 4, tokenStart: 4, tokenCount: 4, windowStart: 4 }, 'does not continue 3'],
+    [{ chunkStart: 2, tokenStart: 2, windowStart: 3 }, 'does not continue 3'],
+    [{ chunkEnd: 61, windowStart: 53 }, 'within 60'],
+    [{ chunkEnd: 3, windowStart: 3 }, 'does not continue 3'],
+    [{ chunkEnd: 24, windowStart: 16 }, 'longer than 20 tokens'],
+    [{ windowStart: 4 }, 'has window rows from 4, expected 3'],
+    [{ windowStart: 2 }, 'has window rows from 2, expected 3'],
+    [{ tokenStart: 2 }, '5 rows from 2 are not in the chunk'],
+    [{ tokenCount: 6 }, '6 rows from 3 are not in the chunk'],
+    [{ payloadBytes: 159 }, 'are 160 bytes, the header says 159'],
+    [{ parts: [{ layer: 4, kind: 'k' as const }] }, 'layer 4 of 4'],
+  ])('outside its range is refused: %o', async (changes, problem) => {
+    const error = await expectLastRefused('RANGE_VIOLATION', [beginMessage(), globalShard(changes)]);
+    expect(error.message).toContain(problem);
+  });
 
   it('that changes its chunk half-way is refused', async () => {
     const { header, payload } = shardAt(1);
     const other = shardMessage({ ...header, chunkEnd: header.chunkEnd + 1 }, payload);
-    await expectLastRefused('RANGE_VIOLATION', [beginMessage(), ...firstShards(1), other]);
+    const error = await expectLastRefused('RANGE_VIOLATION', [beginMessage(), ...firstShards(1), other]);
+    expect(error.message).toContain('half-way');
   });
 
   it('of a window layer with rows before the window is refused', async () => {
@@ -255,9 +271,13 @@ describe('a shard', () => {
 
   it('may not skip the window rows that the end needs', async () => {
     const index = shards.findIndex(({ header }) => header.chunkIndex === 5);
-    const { header, payload } = shardAt(index);
-    const skipping = shardMessage({ ...header, windowStart: header.chunkEnd }, payload);
-    await expectLastRefused('RANGE_VIOLATION', [beginMessage(), ...firstShards(index), skipping]);
+    const { header } = shardAt(index);
+    const payload = Buffer.alloc(header.tokenCount * 32);
+    const parts = [{ layer: 3, kind: 'k' as const }];
+    const own = { parts, payloadBytes: payload.length, payloadSha256: sha256(payload) };
+    const skipping = shardMessage({ ...header, ...own, windowStart: header.chunkEnd }, payload);
+    const error = await expectLastRefused('RANGE_VIOLATION', [beginMessage(), ...firstShards(index), skipping]);
+    expect(error.message).toContain('has window rows from 60, expected 52');
   });
 
   it('with another payload than the signed one is refused', async () => {
@@ -266,6 +286,11 @@ describe('a shard', () => {
     await expectLastRefused('DIGEST_MISMATCH', [beginMessage(), shardMessage(first.header, other)]);
     const short = first.payload.subarray(1);
     await expectLastRefused('DIGEST_MISMATCH', [beginMessage(), shardMessage(first.header, short)]);
+    // A producer that signs the digest of a payload of another length than it says.
+    for (const payload of [short, Buffer.concat([first.payload, Buffer.alloc(1)])]) {
+      const message = shardMessage({ ...first.header, payloadSha256: sha256(payload) }, payload);
+      await expectLastRefused('DIGEST_MISMATCH', [beginMessage(), message]);
+    }
   });
 
   it('of another key or another transfer is refused', async () => {

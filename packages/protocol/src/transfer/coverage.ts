@@ -49,7 +49,10 @@ export class Coverage {
   #shards = 0;
   #chunks = 0;
   #payloadBytes = 0;
-  /** Window rows from here to #position are all there; rows before firstToken are the decoder's own. */
+  /**
+   * End of the last chunk whose window rows were skipped; before any, where the decoder's own window begins. A chunk that
+   * is longer than the window leaves out rows too, but only such as no later token reaches.
+   */
   #windowFrom: number;
 
   constructor(range: TransferRange) {
@@ -169,7 +172,7 @@ export class Coverage {
     this.#chunk = null;
     this.#chunks++;
     this.#position = end;
-    this.#windowFrom = windowStart === end ? end : Math.max(this.#windowFrom, windowStart === start ? 0 : windowStart);
+    if (windowStart === end) this.#windowFrom = end;
     return { start, end, windowStart, resumePoint: this.#windowFrom <= Math.max(0, end - windowTokens) };
   }
 }
