@@ -6,6 +6,7 @@ import { registerDev } from './commands/dev.js';
 import { registerDoctor } from './commands/doctor.js';
 import { registerModels } from './commands/models.js';
 import { registerNode } from './commands/node.js';
+import { registerProducer } from './commands/producer.js';
 import { EXIT_CODES_HELP } from './exit.js';
 import { reportError } from './report-error.js';
 import { cliVersion } from './version.js';
@@ -30,6 +31,7 @@ registerNode(program);
 registerDoctor(program);
 registerDemo(program);
 registerModels(program);
+registerProducer(program);
 
 // A reader that went away (`muser doctor | head -1`) is no reason for a stack trace; commands that care listen themselves.
 process.stdout.on('error', () => undefined);
