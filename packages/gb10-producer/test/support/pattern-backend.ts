@@ -5,6 +5,7 @@ import {
   planChunkShards,
   rowBytesOf,
   type ShardPlan,
+  type WireType,
 } from '@muser/protocol';
 
 import type {
@@ -49,10 +50,10 @@ function prefixes(tokens: Uint32Array): Uint32Array {
   return tokens.map((token) => (hash = (Math.imul(hash, 31) + token) >>> 0));
 }
 
-export function patternRows(tokens: Uint32Array): Rows {
+export function patternRows(tokens: Uint32Array, wireType: WireType = 'f16'): Rows {
   const geometry = PATTERN_GEOMETRY;
   const count = tokens.length - 1;
-  const rows = new Rows(geometry, 'f16', count);
+  const rows = new Rows(geometry, wireType, count);
   const hashes = prefixes(tokens);
   for (const layer of geometry.layers.keys()) {
     for (const kind of ['k', 'v'] as const) {

@@ -83,21 +83,35 @@ export class Rows {
     return null;
   }
 
-  /** Whether every value is within `tolerance` of the other's, absolutely or relative to it; for batched compute. */
-  sameWithin(other: Rows, tolerance: number): boolean {
+  /**
+   * Null when every row from `from` on is there and its table is within `tolerance` of the other's, relatively, as the root
+   * of the mean square: for engines that do not compute the same bits.
+   */
+  differenceBeyond(other: Rows, tolerance: number, from = 0): string | null {
     for (const [name, table] of this.#tables) {
-      const mine = halves(table);
-      const theirs = halves(other.#tables.get(name) ?? new Uint8Array(0));
-      if (mine.length !== theirs.length) return false;
+      const present = this.#present.get(name) ?? new Uint8Array(0);
+      const missing = present.indexOf(0, from);
+      if (missing >= 0) return `${name}: row ${missing} is missing`;
+      const mine = numbers(table.subarray(from * this.#rowBytes), this.wireType);
+      const theirs = numbers(
+        (other.#tables.get(name) ?? new Uint8Array(0)).subarray(from * this.#rowBytes),
+        other.wireType,
+      );
+      if (mine.length !== theirs.length) return `${name}: ${mine.length} and ${theirs.length} values`;
       let squares = 0;
       let differences = 0;
       for (const [index, value] of mine.entries()) {
         squares += value * value;
         differences += (value - (theirs[index] ?? NaN)) ** 2;
       }
-      if (!(Math.sqrt(differences / squares) <= tolerance)) return false;
+      const distance = Math.sqrt(differences / squares);
+      if (!(distance <= tolerance)) return `${name}: differs by ${distance}`;
     }
-    return true;
+    return null;
+  }
+
+  sameWithin(other: Rows, tolerance: number): boolean {
+    return this.differenceBeyond(other, tolerance) === null;
   }
 
   get geometry(): Geometry {
@@ -105,17 +119,26 @@ export class Rows {
   }
 }
 
-/** f16, little-endian. */
-function halves(bytes: Uint8Array): Float64Array {
+/** f16 or bf16, little-endian. */
+function numbers(bytes: Uint8Array, type: WireType): Float64Array {
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
-  return Float64Array.from({ length: bytes.length / 2 }, (_, index) => {
-    const bits = view.getUint16(2 * index, true);
-    const fraction = bits & 0x3ff;
-    const exponent = (bits >> 10) & 0x1f;
-    const size = exponent === 0 ? fraction * 2 ** -24 : (1 + fraction / 1024) * 2 ** (exponent - 15);
-    return (bits & 0x8000) === 0 ? size : -size;
-  });
+  const value = type === 'f16' ? half : brainFloat;
+  return Float64Array.from({ length: bytes.length / 2 }, (_, index) => value(view.getUint16(2 * index, true)));
 }
+
+function half(bits: number): number {
+  const fraction = bits & 0x3ff;
+  const exponent = (bits >> 10) & 0x1f;
+  const size = exponent === 0 ? fraction * 2 ** -24 : (1 + fraction / 1024) * 2 ** (exponent - 15);
+  return (bits & 0x8000) === 0 ? size : -size;
+}
+
+/** The upper half of a single. */
+function brainFloat(bits: number): number {
+  single.setUint32(0, bits << 16);
+  return single.getFloat32(0);
+}
+const single = new DataView(new ArrayBuffer(4));
 
 /** A staging budget that remembers its peak and tells when somebody has to wait. */
 export class CountingBudget implements StagingBudget {

@@ -1,0 +1,198 @@
+"""A worker that speaks the frames of the bridge with rows that are a function of the prompt, and that fails as it is told to.
+
+Rows are those of pattern-backend.ts. What it is told is in its settings beside the real ones: `ranks`, and `fault`,
+"<what>:<when>", where the moments are start, ready, prefill, chunk, read.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from array import array
+
+from muser_vllm import frames
+
+GEOMETRY = {
+    "layers": ["window", "window", "global"],
+    "kvHeads": 2,
+    "headDimension": 64,
+    "windowTokens": 100,
+    "ropeBase": 500000.0,
+    "ropeLayers": "window",
+    "vocabularySize": 1000,
+}
+HEAD_BYTES = 128
+SHARES = {1: [((0, 3), (0, 2))], 4: [((0, 2), (0, 1)), ((0, 2), (1, 2)), ((2, 3), (0, 1)), ((2, 3), (1, 2))]}
+
+settings = json.loads(sys.stdin.readline())
+fault, _, moment = settings.get("fault", "").partition(":")
+
+
+def connect(path):
+    link = socket.socket(socket.AF_UNIX)
+    link.connect(path)
+    return link
+
+
+def reach(now, link=None):
+    if now != moment or (fault != "late" and settings.get("faultOnce") and os.path.exists(settings["faultOnce"])):
+        return
+    if settings.get("faultOnce"):
+        open(settings["faultOnce"], "w").close()
+    if fault == "exit":
+        print("ERROR this is the end", file=sys.stderr, flush=True)
+        os._exit(3)
+    if fault == "oom":
+        print("torch.OutOfMemoryError: CUDA out of memory", file=sys.stderr, flush=True)
+        os._exit(1)
+    if fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault in ("stop", "late"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if fault == "garbage":
+        (link or control.socket).sendall(os.urandom(4096))
+    if fault == "half":
+        (link or control.socket).sendall(frames.encode("chunk", CHUNK)[:20])
+        (link or control.socket).shutdown(socket.SHUT_RDWR)
+    if fault == "refuse":
+        control.send("refused", {"code": "MODEL_UNSUPPORTED", "message": "not this one"})
+        time.sleep(60)
+
+
+CHUNK = {"id": "x", "index": 0, "start": 0, "end": 1, "windowStart": 0}
+
+
+class Link:
+    def __init__(self, name, path):
+        self.name = name
+        self.socket = connect(path)
+        self.lock = threading.Lock()
+
+    def send(self, kind, header, payload=b""):
+        with self.lock:
+            self.socket.sendall(frames.encode(kind, header, payload))
+
+    def frames(self):
+        stream = self.socket.makefile("rb")
+        while prefix := stream.read(4):
+            yield frames.decode_body(memoryview(stream.read(frames.body_length(prefix))), self.name, "node")
+
+
+class Prompt:
+    def __init__(self, header, payload):
+        self.id = header["id"]
+        self.held = header["heldTokens"]
+        tokens = array("I", bytes(payload))
+        self.rows = len(tokens) - 1
+        self.hashes = []
+        value = 17
+        for token in tokens:
+            value = (value * 31 + token) & 0xFFFFFFFF
+            self.hashes.append(value)
+        self.aborted = False
+
+    def row(self, token, layer, kind, heads):
+        prefix, base = self.hashes[token], layer * 31 + 7 * kind
+        return array(
+            "H",
+            [
+                0x1C00 + ((((prefix ^ (base + at)) * 0x9E3779B1) & 0xFFFFFFFF) >> 16) % 0x4000
+                for at in range(heads[0] * HEAD_BYTES, heads[1] * HEAD_BYTES, 2)
+            ],
+        ).tobytes()
+
+
+class Rank(Link):
+    def __init__(self, number, layers, heads):
+        super().__init__("data", settings["dataSocket"])
+        self.layers, self.heads = layers, heads
+        hello = {"role": "data", "secret": settings["secret"], "pid": os.getpid(), "rank": number}
+        self.send("hello", {**hello, "layers": list(layers), "heads": list(heads)})
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self):
+        for frame in self.frames():
+            header = frame.header
+            if frame.kind == "done":
+                prompts.pop(header["id"], None)
+            if frame.kind != "read":
+                continue
+            reach("read", self.socket)
+            prompt = prompts.get(header["id"])
+            if prompt is None:
+                self.send("failed", {"read": header["read"], "code": "UNKNOWN"})
+                continue
+            tokens = range(header["tokenStart"], header["tokenStart"] + header["tokenCount"])
+            rows = [prompt.row(t, layer, kind, self.heads) for layer, kind in header["parts"] for t in tokens]
+            self.send("rows", {"read": header["read"]}, b"".join(rows))
+
+
+def compute(prompt):
+    reach("prefill")
+    step = settings["chunkTokens"]
+    index = 0
+    for start in range(0, prompt.rows, step):
+        time.sleep(0.002)
+        if prompt.aborted:
+            return control.send("finished", {"id": prompt.id, "ok": False, "code": "CANCELLED", "message": "aborted"})
+        end = min(start + step, prompt.rows)
+        if end <= prompt.held:
+            continue
+        first = max(start, prompt.held)
+        window = max(first, end - GEOMETRY["windowTokens"])
+        for rank in ranks:
+            chunk = {"id": prompt.id, "index": index, "start": first, "end": end, "windowStart": window}
+            rank.send("chunk", chunk)
+        index += 1
+        reach("chunk")
+    control.send("finished", {"id": prompt.id, "ok": True, "promptTokens": prompt.rows + 1, "reusedTokens": 0, "preemptions": 0})
+
+
+def beat():
+    while True:
+        control.send("heartbeat", {"steps": int(time.monotonic() * 1000), "runningRequests": len(prompts), "freeMemoryBytes": 1 << 40})
+        time.sleep(0.1)
+
+
+def until_parent_is_gone():
+    sys.stdin.read()
+    os._exit(0)
+
+
+threading.Thread(target=until_parent_is_gone, daemon=True).start()
+prompts = {}
+control = Link("control", settings["controlSocket"])
+control.send("hello", {"role": "control", "secret": settings["secret"], "pid": os.getpid(), "version": "0"})
+reach("start")
+control.send("milestone", {"name": "weights", "ms": 5})
+ranks = [Rank(number, *share) for number, share in enumerate(SHARES[settings.get("ranks", 1)])]
+control.send(
+    "ready",
+    {
+        "vllmVersion": "0.32.0",
+        "backendName": "FAKE",
+        "layout": "none",
+        "blockSizes": [16],
+        "geometry": GEOMETRY,
+        "tokenizerSha256": "00" * 32,
+        "maxPromptTokens": settings["maxPromptTokens"],
+        "chunkTokens": settings["chunkTokens"],
+        "wireTypes": ["bf16"],
+        "kvBlocksBytes": 1,
+        "ranks": len(ranks),
+        "warnings": [],
+    },
+)
+threading.Thread(target=beat, daemon=True).start()
+reach("ready")
+for frame in control.frames():
+    if frame.kind == "prefill":
+        prompts[frame.header["id"]] = prompt = Prompt(frame.header, frame.payload)
+        threading.Thread(target=compute, args=[prompt], daemon=True).start()
+    elif frame.kind == "abort" and (prompt := prompts.get(frame.header["id"])):
+        prompt.aborted = True
+    elif frame.kind == "shutdown":
+        os._exit(0)
