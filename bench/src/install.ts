@@ -81,6 +81,6 @@ function timeCopy(rows: Uint8Array, { geometry }: ModelInfo): number {
 async function makeShapeModel(): Promise<void> {
   if (existsSync(SHAPE_MODEL)) return;
   mkdirSync(inRepository('.cache/models'), { recursive: true });
-  const tool = inRepository('native/metal/build/tools/muser-make-kv-shape');
+  const tool = inRepository('native/metal/build/cmake/tools/muser-make-kv-shape');
   await promisify(execFile)(tool, ['--tokenizer', MUSE_NANO, SHAPE_MODEL]);
 }

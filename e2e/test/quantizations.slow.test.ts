@@ -13,7 +13,7 @@ const FINDS_NEEDLES = ['F16', 'Q8_0', 'Q6_K', 'Q5_K_M', 'Q4_K_M'];
 const inRepository = (path: string) => fileURLToPath(new URL(`../../${path}`, import.meta.url));
 const cache = inRepository('.cache/models');
 const wideF16 = `${cache}/muse-nano-wide-f16.gguf`;
-const tool = (name: string) => inRepository(`native/metal/build/tools/${name}`);
+const tool = (name: string) => inRepository(`native/metal/build/cmake/tools/${name}`);
 
 const optionsFor = (flashAttention: boolean): EngineOptions => ({
   maxSequences: 2,
