@@ -47,13 +47,10 @@ const vllmSchema = z.strictObject({
     .nullable()
     .default(null)
     .describe("Share of the GPU's memory that vLLM may use in all; null is vLLM's own. At most 0.8 on a GB10."),
-  windowStagingBytes: bytes
-    .nullable()
-    .default(null)
-    .meta({
-      unit: 'bytes',
-      description: 'Window rows that a rank may hold until they are sent; null: its own choice.',
-    }),
+  windowStagingBytes: bytes.nullable().default(null).meta({
+    unit: 'bytes',
+    description: 'Window rows that a rank may hold until they are sent; null: its own choice.',
+  }),
   enforceEager: z.boolean().default(false).describe('No compilation and no CUDA graphs. Always so on a CPU.'),
   attentionBackend: z.string().min(1).max(64).nullable().default(null).describe("null is vLLM's own choice."),
   tensorParallel: parallel.describe('Ranks that share the heads of a layer.'),

@@ -25,7 +25,8 @@ export class FrameConnection {
     this.closed = new Promise((resolve) => {
       socket.once('close', () => resolve(this.#error ?? this.#cutOff()));
     });
-    socket.on('error', (error) => (this.#error ??= toMuserError(error, 'PEER_UNREACHABLE')));
+    // Reset or closed: the peer is gone either way, and why is not to be learnt here.
+    socket.on('error', () => undefined);
     socket.on('data', (block) => this.#receive(block));
   }
 

@@ -115,8 +115,6 @@ export interface WorkerFrames {
 export interface NodeFrames {
   readonly prefill: { readonly id: string; readonly heldTokens: number; readonly cacheScope: string };
   readonly abort: { readonly id: string };
-  readonly sleep: Record<string, never>;
-  readonly wake: Record<string, never>;
   readonly shutdown: Record<string, never>;
   readonly read: {
     readonly read: number;

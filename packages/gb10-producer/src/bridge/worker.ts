@@ -305,6 +305,8 @@ class Startup {
 
   #onData(rank: RankLink, frame: WorkerFrame): void {
     switch (frame.kind) {
+      case 'milestone':
+        return this.#listener.onMilestone(frame.header.name, frame.header.ms);
       case 'chunk':
         return this.#listener.onChunk(rank, frame.header);
       case 'rows':

@@ -13,7 +13,8 @@ export function fakeOptions(settings: Record<string, unknown> = {}, more: Partia
     modelDigest: new Uint8Array(32).fill(3),
     python: 'python3',
     args: [FAKE_WORKER],
-    settings: { maxPromptTokens: 2048, chunkTokens: 64, ...settings },
+    // The caller's own object, so that a test can change what later workers are told.
+    settings: Object.assign(settings, { maxPromptTokens: 2048, chunkTokens: 64, ...settings }),
     maxPromptTokens: 2048,
     maxConcurrent: 2,
     startLimitMs: 30_000,

@@ -1,0 +1,221 @@
+// Real child processes that die, hang and babble: requests fail at once, a new worker comes, but not for ever.
+import { existsSync } from 'node:fs';
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+
+import type { MuserError } from '@muser/protocol';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+
+import type { PrefillRun } from '../src/backend/backend.js';
+import { VllmBackend, type VllmOptions } from '../src/backend/vllm.js';
+import { fakeOptions, openFake } from './support/fake-vllm.js';
+import { CountingBudget, promptTokens } from './support/rows.js';
+import { until } from './support/test-bed.js';
+
+let folder: string;
+let backend: VllmBackend | null;
+const pidsSeen = new Set<number>();
+
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'muser-supervisor-'));
+  backend = null;
+});
+
+afterEach(async () => {
+  for (const pid of backend?.workerPids ?? []) pidsSeen.add(pid);
+  await backend?.close();
+  await rm(folder, { recursive: true });
+  for (const pid of pidsSeen) expect(isRunning(pid), `process ${pid}`).toBe(false);
+  pidsSeen.clear();
+});
+
+function isRunning(pid: number): boolean {
+  try {
+    process.kill(pid, 0);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+async function open(settings: Record<string, unknown>, more: Partial<VllmOptions> = {}): Promise<VllmBackend> {
+  backend = await openFake(settings, more);
+  for (const pid of backend.workerPids) pidsSeen.add(pid);
+  return backend;
+}
+
+/** The fault happens once, in the first worker that gets so far. */
+const once = (): { faultOnce: string } => ({ faultOnce: join(folder, 'done') });
+
+function start(on: VllmBackend, seed = 1, length = 700, signal = new AbortController().signal): PrefillRun {
+  return on.prefill({
+    tokens: promptTokens(length, on.model.geometry.vocabularySize, seed),
+    heldTokens: 0,
+    chunkTokens: 0,
+    wireType: 'bf16',
+    cacheScope: 'test',
+    staging: new CountingBudget(1 << 30),
+    signal,
+  });
+}
+
+async function consume(run: PrefillRun): Promise<number> {
+  let end = 0;
+  for await (const chunk of run) {
+    const { start: tokenStart } = chunk;
+    const plan = { tokenStart, tokenCount: 1, parts: [{ layer: 2, kind: 'k' as const }], payloadBytes: 256 };
+    await chunk.readShard(plan, new Uint8Array(256)).finally(() => chunk.release());
+    ({ end } = chunk);
+  }
+  return end;
+}
+
+const ready = (on: VllmBackend): Promise<void> => until(() => on.health.state === 'ready' && on.workerPids.length > 0);
+
+describe('a worker that ends', () => {
+  const faults: [string, string, RegExp][] = [
+    ['exit', 'ENGINE_FAILED', /ended with code 3/],
+    ['kill', 'ENGINE_FAILED', /ended by SIGKILL/],
+    ['oom', 'OUT_OF_MEMORY', /out of memory/],
+    ['garbage', 'ENGINE_FAILED', /broke its (control|data)/],
+    ['half', 'ENGINE_FAILED', /broke its (control|data)/],
+  ];
+  const moments = ['prefill', 'chunk', 'read'];
+  it.each(faults.flatMap((fault) => moments.map((moment) => [...fault, moment] as const)))(
+    'by %s (%s, %s) at %s fails its request, and the next one is served',
+    async (fault, code, message, moment) => {
+      const vllm = await open({ fault: `${fault}:${moment}`, ...once() });
+      const failed = await consume(start(vllm)).catch((error: unknown) => error as MuserError);
+      expect(failed).toMatchObject({ code, message: expect.stringMatching(message) as string });
+      await ready(vllm);
+      expect(await consume(start(vllm, 2))).toBe(699);
+      expect(vllm.stats()).toEqual({ activePrefills: 0, reservedTokens: 0, unreleasedChunks: 0 });
+    },
+  );
+
+  it('by a stop is ended when it has been silent for too long', async () => {
+    const vllm = await open({ fault: 'stop:chunk', ...once() }, { hangLimitMs: 500 });
+    await expect(consume(start(vllm))).rejects.toMatchObject({
+      code: 'ENGINE_FAILED',
+      message: expect.stringContaining('hangs') as string,
+    });
+    await ready(vllm);
+    expect(await consume(start(vllm, 2))).toBe(699);
+  });
+
+  it('fails all of its requests at once, and who comes meanwhile is told that it restarts', async () => {
+    const vllm = await open({ fault: 'kill:chunk', ...once() }, { restartPausesMs: [60_000] });
+    const [first, second] = await Promise.allSettled([consume(start(vllm, 1)), consume(start(vllm, 2))]);
+    expect([first.status, second.status]).toEqual(['rejected', 'rejected']);
+    expect(vllm.health).toEqual({ state: 'starting', reason: expect.stringContaining('SIGKILL') as string });
+    await expect(consume(start(vllm))).rejects.toMatchObject({ code: 'UNAVAILABLE' });
+  });
+
+  it('too often is given up, with advice', async () => {
+    const vllm = await open({ fault: 'exit:prefill' }, { restartPausesMs: [0, 0] });
+    for (const seed of [1, 2, 3]) {
+      await ready(vllm);
+      await expect(consume(start(vllm, seed))).rejects.toMatchObject({ code: 'ENGINE_FAILED' });
+    }
+    await until(() => vllm.health.state === 'error');
+    expect(vllm.health).toEqual({
+      state: 'error',
+      reason: expect.stringMatching(/3 failures.*restart the producer/) as string,
+    });
+    await expect(consume(start(vllm, 4))).rejects.toMatchObject({ code: 'UNAVAILABLE' });
+  });
+
+  it('twice during the same prompt is not given that prompt again', async () => {
+    const vllm = await open({ fault: 'exit:prefill' });
+    for (let round = 0; round < 2; round += 1) {
+      await ready(vllm);
+      await expect(consume(start(vllm, 7))).rejects.toMatchObject({
+        message: expect.stringContaining('code 3') as string,
+      });
+    }
+    await ready(vllm);
+    await expect(consume(start(vllm, 7))).rejects.toMatchObject({
+      message: expect.stringContaining('not tried again') as string,
+    });
+    expect(vllm.health.state).toBe('ready');
+  });
+});
+
+describe('a start', () => {
+  it('tells its milestones', async () => {
+    const milestones: string[] = [];
+    await open({}, { onMilestone: (name, milliseconds) => milestones.push(`${name} ${milliseconds}`) });
+    expect(milestones).toEqual(['weights 5']);
+  });
+
+  const failures: [string, Partial<VllmOptions>, string, RegExp][] = [
+    ['exit:start', {}, 'ENGINE_FAILED', /ended with code 3/],
+    ['oom:start', {}, 'OUT_OF_MEMORY', /memory/],
+    ['late:start', { startLimitMs: 700 }, 'DEADLINE_EXCEEDED', /not ready within 700 ms/],
+    ['refuse:start', {}, 'MODEL_UNSUPPORTED', /not this one/],
+    ['garbage:start', {}, 'ENGINE_FAILED', /control/],
+    ['', { python: '/nonexistent/python' }, 'ENGINE_FAILED', /cannot be started \(ENOENT\)/],
+    ['', { args: ['-c', 'pass'] }, 'ENGINE_FAILED', /ended with code 0/],
+  ];
+  it.each(failures)('that fails (%s, %o) says why', async (fault, more, code, message) => {
+    const opened = open({ fault }, more);
+    await expect(opened).rejects.toMatchObject({ code, message: expect.stringMatching(message) as string });
+  });
+
+  it('that fails when it is done again is tried again', async () => {
+    const settings: Record<string, unknown> = { ...once() };
+    const vllm = await open(settings);
+    const [first = 0] = vllm.workerPids;
+    settings['fault'] = 'exit:start';
+    process.kill(first, 'SIGKILL');
+    await until(() => existsSync(join(folder, 'done')));
+    await ready(vllm);
+    expect(await consume(start(vllm))).toBe(699);
+  });
+
+  it('is stopped with the producer', async () => {
+    const stop = new AbortController();
+    const opened = VllmBackend.open(fakeOptions({ fault: 'late:start' }), stop.signal);
+    stop.abort(new Error('stop'));
+    await expect(opened).rejects.toThrow('stop');
+  });
+});
+
+describe('a worker without work', () => {
+  it('is unloaded, counts as ready, and comes back for the next request', async () => {
+    const vllm = await open({}, { idleUnloadMs: 50 });
+    const [first] = vllm.workerPids;
+    await until(() => vllm.workerPids.length === 0);
+    expect(vllm.health).toEqual({ state: 'ready' });
+    expect(await consume(start(vllm))).toBe(699);
+    expect(vllm.workerPids[0]).not.toBe(first);
+  });
+
+  it('stays while somebody still reads', async () => {
+    const vllm = await open({}, { idleUnloadMs: 1 });
+    const run = start(vllm);
+    const held = [];
+    for await (const chunk of run) held.push(chunk);
+    await new Promise((resolve) => setTimeout(resolve, 20));
+    expect(vllm.workerPids).toHaveLength(1);
+    for (const chunk of held) chunk.release();
+    await until(() => vllm.workerPids.length === 0);
+  });
+});
+
+describe('memory', () => {
+  it('below the floor refuses', async () => {
+    const vllm = await open({}, { memoryFloorBytes: 2 ** 41 });
+    await until(() => existsSync(folder));
+    // The first heartbeat tells how much is free.
+    let error: unknown;
+    while (error === undefined)
+      error = await consume(start(vllm)).then(
+        () => undefined,
+        (reason: unknown) => reason,
+      );
+    expect(error).toMatchObject({ code: 'RESOURCE_EXHAUSTED' });
+    expect(vllm.health.state).toBe('ready');
+  });
+});
