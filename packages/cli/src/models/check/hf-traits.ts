@@ -12,6 +12,7 @@ const MAX_CONFIG_BYTES = 4 * MIB;
 const MAX_TOKENIZER_BYTES = 128 * MIB;
 const MAX_HEADER_BYTES = 64 * MIB;
 const MAX_LAYER_ENTRIES = 1_024;
+const MAX_TOKENS = 2 ** 24;
 
 const count = z.number().int().min(0);
 const perLayer = z.array(z.unknown()).max(MAX_LAYER_ENTRIES);
@@ -241,7 +242,8 @@ export function readSafetensorsHeader(path: string): Map<string, readonly number
 
 const tokenizerSchema = z.looseObject({
   model: z.looseObject({
-    vocab: z.union([z.record(z.string(), count), z.array(z.tuple([z.string()], z.unknown()))]),
+    /** Id by token, or [token, score] in id order. Looked at by hand: it has up to millions of entries, and any key. */
+    vocab: z.custom<object>((value) => typeof value === 'object' && value !== null),
   }),
   added_tokens: z.array(z.looseObject({ id: count, content: z.string() })).nullish(),
 });
@@ -250,14 +252,18 @@ async function readTokens(path: string): Promise<TokenList | null> {
   const raw = await readJson(path, MAX_TOKENIZER_BYTES);
   if (raw === null) return null;
   const { model, added_tokens: added } = parse(tokenizerSchema, raw, path);
-  const pairs: [string, number][] = Array.isArray(model.vocab)
-    ? model.vocab.map(([text], id) => [text, id])
+  const pairs: [unknown, unknown][] = Array.isArray(model.vocab)
+    ? model.vocab.map((entry: unknown, id) => [Array.isArray(entry) ? entry[0] : null, id])
     : Object.entries(model.vocab);
   for (const { id, content } of added ?? []) pairs.push([content, id]);
-  const highest = pairs.reduce((maximum, [, id]) => Math.max(maximum, id), -1);
-  if (highest >= 2 ** 24) throw damaged(`${path}: it has a token with the id ${highest}`);
-  const tokens = new Array<string | null>(highest + 1).fill(null);
-  for (const [text, id] of pairs) tokens[id] = text;
+  const tokens: TokenList = [];
+  for (const [text, id] of pairs) {
+    if (typeof text !== 'string' || typeof id !== 'number' || !Number.isInteger(id) || id < 0 || id >= MAX_TOKENS) {
+      throw damaged(`${path}: its vocabulary has an entry that is no token with an id below ${MAX_TOKENS}`);
+    }
+    while (tokens.length <= id) tokens.push(null);
+    tokens[id] = text;
+  }
   return tokens;
 }
 
