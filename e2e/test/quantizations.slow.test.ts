@@ -15,6 +15,14 @@ const cache = inRepository('.cache/models');
 const wideF16 = `${cache}/muse-nano-wide-f16.gguf`;
 const tool = (name: string) => inRepository(`native/metal/build/cmake/tools/${name}`);
 
+/** An interpreter that has what the model script needs; installed once. */
+function pythonWithGguf(): string {
+  const python = inRepository('.cache/gguf-venv/bin/python');
+  if (!existsSync(python)) execFileSync('python3', ['-m', 'venv', inRepository('.cache/gguf-venv')]);
+  execFileSync(python, ['-m', 'pip', 'install', '--quiet', 'numpy==2.*', 'gguf==0.*']);
+  return python;
+}
+
 const optionsFor = (flashAttention: boolean): EngineOptions => ({
   maxSequences: 2,
   contextTokens: 6144,
@@ -27,8 +35,9 @@ const optionsFor = (flashAttention: boolean): EngineOptions => ({
 beforeAll(() => {
   mkdirSync(cache, { recursive: true });
   execFileSync(process.execPath, [inRepository('native/metal/scripts/build.mjs'), '--tools']);
-  if (!existsSync(wideF16))
-    execFileSync(inRepository('native/metal/tools/make_wide_f16.sh'), [wideF16], { stdio: 'inherit' });
+  if (!existsSync(wideF16)) {
+    execFileSync(pythonWithGguf(), [inRepository('native/metal/tools/make_wide_f16.py'), wideF16]);
+  }
 }, 600_000);
 
 describe.each(TYPES)('muse-nano-wide as %s', (type) => {
