@@ -39,12 +39,15 @@ export class ByteBudget {
       throw new MuserError('RESOURCE_EXHAUSTED', `${bytes} bytes exceed the whole budget of ${this.limitBytes} bytes`);
     }
     signal?.throwIfAborted();
+    if (!this.tryAcquire(bytes)) await this.#wait(bytes, signal);
+  }
+
+  /** Like acquire, but never waits. @returns false when it would have to */
+  tryAcquire(bytes: number): boolean {
     const mustQueue = this.#root().#waiters.some((waiter) => waiter.leaf === this);
-    if (!mustQueue && this.#fits(bytes)) {
-      this.#charge(bytes);
-      return;
-    }
-    await this.#wait(bytes, signal);
+    if (mustQueue || !this.#fits(bytes)) return false;
+    this.#charge(bytes);
+    return true;
   }
 
   release(bytes: number): void {

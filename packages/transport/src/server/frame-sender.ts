@@ -32,7 +32,10 @@ export class FrameSender {
     if (frame.length > MAX_MESSAGE_BYTES) {
       throw new MuserError('MESSAGE_TOO_LARGE', `a frame of ${frame.length} bytes; the limit is ${MAX_MESSAGE_BYTES}`);
     }
-    await this.#unlessStalled((signal) => this.#budget.acquire(frame.length, signal));
+    this.#signal.throwIfAborted();
+    if (!this.#budget.tryAcquire(frame.length)) {
+      await this.#unlessStalled((signal) => this.#budget.acquire(frame.length, signal));
+    }
     const more = this.#call.write(frame, () => this.#release(frame.length));
     if (!more) await this.#unlessStalled((signal) => once(this.#call, 'drain', { signal }));
   }
@@ -48,9 +51,9 @@ export class FrameSender {
   }
 
   async #unlessStalled(wait: (signal: AbortSignal) => Promise<unknown>): Promise<void> {
-    this.#signal.throwIfAborted();
     const stop = new AbortController();
     const onAbort = () => stop.abort(this.#signal.reason);
+    if (this.#signal.aborted) onAbort();
     const timer = setTimeout(() => {
       stop.abort(new MuserError('STALLED', `the reader took nothing for ${SEND_STALL_TIMEOUT_MS} ms`));
     }, SEND_STALL_TIMEOUT_MS);
