@@ -43,10 +43,10 @@ export function planText(plan: ProducerPlan): string {
     '',
     `One prompt of that length sends ${gib(plan.kvBytesSent)} of KV and holds ${gib(plan.kvBytesHeld)} while it runs.`,
     '',
-    'Engine',
+    "Producer's environment",
+    ...[...plan.producer, ...plan.environment].flatMap(settingLines),
+    'What the producer tells vLLM',
     ...plan.engine.flatMap(settingLines),
-    'Environment',
-    ...plan.environment.flatMap(settingLines),
     '',
     plan.problem === null ? 'The plan fits.' : `The plan does not fit: ${plan.problem}.`,
   ].join('\n');

@@ -84,13 +84,17 @@ export interface ProducerPlan {
   /** Tokens that the prefix cache can keep beside the running requests, in global layers. */
   prefixCacheTokens: number;
   gpuMemoryUtilisation: number;
+  /** Variables of the producer's configuration. */
+  producer: Setting[];
+  /** What the producer tells vLLM; nothing to be set by hand. */
   engine: Setting[];
+  /** Variables that vLLM reads. */
   environment: Setting[];
 }
 
 /** The memory plan of one producer: pure arithmetic over the model's geometry. */
 export function planProducer(input: PlanInput): ProducerPlan {
-  const longest = input.model.contextTokens - 1;
+  const longest = input.model.contextTokens;
   const promptTokens = Math.min(input.promptTokens ?? longest, longest);
   const wanted = memoryShares(input, promptTokens);
   const problem = problemOf(input, wanted, promptTokens);
@@ -106,6 +110,7 @@ export function planProducer(input: PlanInput): ProducerPlan {
     kvBytesHeld: kvBytesHeld(input.model, promptTokens),
     prefixCacheTokens: promptTokens,
     gpuMemoryUtilisation: utilisation,
+    producer: producerSettings(input, promptTokens, wanted, utilisation),
     engine: engineSettings(input, promptTokens, wanted.memory.kvCache, utilisation),
     environment: environmentSettings(input.model),
   };
@@ -120,9 +125,8 @@ export function kvBytesSent(model: PlannedModel, tokens: number): number {
 /** Whole blocks; window layers hold the window, what is in flight, and one block because windows begin within blocks. */
 export function kvBytesHeld(model: PlannedModel, tokens: number): number {
   const { groupLayers, windowGroups, globalGroups } = blockGroups(model);
-  const held = Math.min(model.windowTokens - 1 + STEPS_IN_FLIGHT * STEP_TOKENS, tokens + 1);
-  const blocks =
-    globalGroups * Math.ceil((tokens + 1) / BLOCK_TOKENS) + windowGroups * (Math.ceil(held / BLOCK_TOKENS) + 1);
+  const held = Math.min(model.windowTokens - 1 + STEPS_IN_FLIGHT * STEP_TOKENS, tokens);
+  const blocks = globalGroups * Math.ceil(tokens / BLOCK_TOKENS) + windowGroups * (Math.ceil(held / BLOCK_TOKENS) + 1);
   return blocks * groupLayers * BLOCK_TOKENS * rowBytes(model);
 }
 
@@ -149,13 +153,17 @@ function blockGroups(model: PlannedModel): { groupLayers: number; globalGroups: 
   };
 }
 
+/** Rows of window layers that one transfer may hold until they are sent. */
+function windowRowBytes(model: PlannedModel, promptTokens: number): number {
+  return layerCounts(model).windows * Math.min(promptTokens, model.windowTokens) * rowBytes(model);
+}
+
 function memoryShares(input: PlanInput, promptTokens: number): { memory: MemoryShares; leastHeadroom: number } {
   const { model, requests, memoryBytes } = input;
-  const { globals, windows } = layerCounts(model);
+  const { globals } = layerCounts(model);
   // One prompt of the greatest length stays in the prefix cache, so that its next turn computes only what is new.
   const kvCache = requests * kvBytesHeld(model, promptTokens) + globals * promptTokens * rowBytes(model);
-  const windowRows = windows * Math.min(promptTokens, model.windowTokens) * rowBytes(model);
-  const staging = requests * (windowRows + PINNED_BYTES_PER_REQUEST);
+  const staging = requests * (windowRowBytes(model, promptTokens) + PINNED_BYTES_PER_REQUEST);
   const shares = {
     weights: model.weightBytes,
     engineOverhead: ENGINE_OVERHEAD_BYTES,
@@ -214,6 +222,32 @@ function gib(bytes: number): string {
   return (bytes / GIB).toFixed(1);
 }
 
+function producerSettings(
+  { model, requests }: PlanInput,
+  promptTokens: number,
+  { memory, leastHeadroom }: { memory: MemoryShares; leastHeadroom: number },
+  utilisation: number,
+): Setting[] {
+  const settings: [string, string | number, string][] = [
+    ['CHUNK_TOKENS', STEP_TOKENS, 'tokens of one step: max_num_batched_tokens'],
+    ['MAX_PROMPT_TOKENS', promptTokens, 'longest prompt that is accepted: max_model_len'],
+    ['MAX_CONCURRENT', requests, 'prefills at once: max_num_seqs'],
+    ['VLLM_KV_CACHE_BYTES', memory.kvCache, 'kv_cache_memory_bytes'],
+    ['VLLM_GPU_MEMORY_UTILIZATION', utilisation.toFixed(2), 'gpu_memory_utilization'],
+    [
+      'VLLM_WINDOW_STAGING_BYTES',
+      Math.max(MIB, requests * windowRowBytes(model, promptTokens)),
+      'one window of rows for each prefill at once, which wait to be sent',
+    ],
+    [
+      'VLLM_MEMORY_FLOOR_BYTES',
+      Math.round(leastHeadroom / 2),
+      'nothing is taken on below half of what belongs to the system: then something else has taken it',
+    ],
+  ];
+  return settings.map(([name, value, reason]) => ({ name: `MUSER_PRODUCER_${name}`, value: String(value), reason }));
+}
+
 function engineSettings(input: PlanInput, promptTokens: number, kvCache: number, utilisation: number): Setting[] {
   const { globals, windows } = layerCounts(input.model);
   return [
@@ -241,8 +275,9 @@ function engineSettings(input: PlanInput, promptTokens: number, kvCache: number,
     },
     {
       name: 'max_model_len',
-      value: String(promptTokens + 1),
-      reason: 'the prompt limit, and the one token that vLLM generates and muser throws away',
+      value: String(promptTokens),
+      reason:
+        'the prompt limit: the last token is left to the decoder, and vLLM generates one in its place that is thrown away',
     },
     {
       name: 'max_num_seqs',
@@ -265,7 +300,7 @@ function engineSettings(input: PlanInput, promptTokens: number, kvCache: number,
     {
       name: 'cudagraph_mode',
       value: 'PIECEWISE',
-      reason: 'rows are read after each layer, which the replay of a full graph would skip',
+      reason: 'rows are read after each layer, which the replay of a full graph would skip; the connector asks for it',
     },
     {
       name: 'limit_mm_per_prompt',
