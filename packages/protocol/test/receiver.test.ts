@@ -253,9 +253,9 @@ describe('a shard', () => {
     expect(error.message).toContain(problem);
   });
 
-  it('that changes its chunk half-way is refused', async () => {
+  it.each(['chunkStart', 'chunkEnd', 'windowStart'] as const)('that changes %s half-way is refused', async (field) => {
     const { header, payload } = shardAt(1);
-    const other = shardMessage({ ...header, chunkEnd: header.chunkEnd + 1 }, payload);
+    const other = shardMessage({ ...header, [field]: header[field] + 1 }, payload);
     const error = await expectLastRefused('RANGE_VIOLATION', [beginMessage(), ...firstShards(1), other]);
     expect(error.message).toContain('half-way');
   });

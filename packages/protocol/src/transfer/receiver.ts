@@ -153,11 +153,12 @@ export class TransferReceiver {
     if (this.#failure !== null) throw this.#failure;
   }
 
+  /** Called once at most: every way here has passed #throwFailure. */
   #fail(error: MuserError): MuserError {
-    this.#failure ??= error;
+    this.#failure = error;
     this.#checked = 'failed';
     this.#state = 'failed';
-    return this.#failure;
+    return error;
   }
 
   #check(message: Buffer): Step {
