@@ -11,7 +11,9 @@ namespace {
 
 constexpr uint32_t kCellPadding = 256;  // llama.cpp pads both caches to this
 
-uint32_t padded(uint64_t cells) { return static_cast<uint32_t>((cells + kCellPadding - 1) / kCellPadding * kCellPadding); }
+uint32_t padded(uint64_t cells) {
+  return static_cast<uint32_t>((cells + kCellPadding - 1) / kCellPadding * kCellPadding);
+}
 
 [[noreturn]] void broken(const std::string& what) { throw EngineError(ErrorCode::EngineFailed, what); }
 

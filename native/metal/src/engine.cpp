@@ -115,7 +115,8 @@ void Engine::serve(Context& context) {
     try {
       busy = scheduler.step();
     } catch (...) {
-      end = EngineError(ErrorCode::EngineFailed, std::string("the cache could not be built again: ") + current_error().what());
+      const std::string reason = current_error().what();
+      end = EngineError(ErrorCode::EngineFailed, "the cache could not be built again: " + reason);
       stopping_.store(true);
     }
   }

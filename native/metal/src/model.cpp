@@ -181,8 +181,8 @@ bool Model::is_end_of_generation(llama_token token) const {
 void Model::check_tokens(const char* what, const llama_token* tokens, size_t count) const {
   for (size_t i = 0; i < count; ++i) {
     if (tokens[i] < 0 || static_cast<uint32_t>(tokens[i]) >= info_.vocabulary_size) {
-      throw EngineError(ErrorCode::Range, std::string(what) + " " + std::to_string(i) + " is outside the vocabulary of " +
-                                              std::to_string(info_.vocabulary_size));
+      throw EngineError(ErrorCode::Range, std::string(what) + " " + std::to_string(i) +
+                                              " is outside the vocabulary of " + std::to_string(info_.vocabulary_size));
     }
   }
 }

@@ -40,7 +40,9 @@ void check_prefix(const ModelFile& file) {
   std::ifstream stream(file.path, std::ios::binary);
   unsigned char header[kHeaderBytes];
   if (!stream) fail("the file cannot be opened");
-  if (file.bytes < 4 || !stream.read(reinterpret_cast<char*>(header), 4)) fail("no GGUF file: only " + std::to_string(file.bytes) + " bytes");
+  if (file.bytes < 4 || !stream.read(reinterpret_cast<char*>(header), 4)) {
+    fail("no GGUF file: only " + std::to_string(file.bytes) + " bytes");
+  }
   if (std::memcmp(header, "GGUF", 4) != 0) fail("no GGUF file: it does not start with GGUF");
   if (file.bytes < kHeaderBytes || !stream.read(reinterpret_cast<char*>(header + 4), kHeaderBytes - 4)) {
     fail("truncated: the header is incomplete, the file has " + std::to_string(file.bytes) + " bytes");
@@ -121,7 +123,9 @@ class Metadata {
  private:
   int64_t find(const char* name) const { return gguf_find_key(gguf_, (prefix_ + name).c_str()); }
 
-  [[noreturn]] void wrong_type(const char* name) const { fail("damaged header: " + prefix_ + name + " has the wrong type"); }
+  [[noreturn]] void wrong_type(const char* name) const {
+    fail("damaged header: " + prefix_ + name + " has the wrong type");
+  }
 
   uint64_t whole_at(int64_t id, const char* name) const {
     switch (gguf_get_kv_type(gguf_, id)) {
@@ -188,9 +192,10 @@ void read_geometry(const gguf_context* gguf, ModelFile& file) {
   file.geometry.kv_heads =
       bounded(metadata.uniform("attention.head_count_kv").value_or(heads), "attention.head_count_kv", 1, 1024);
   file.geometry.head_dim = bounded(head_dim, "attention.key_length", 2, 1024);
-  file.geometry.window = file.geometry.has_window()
-                             ? bounded(metadata.whole("attention.sliding_window"), "attention.sliding_window", 1, 1 << 20)
-                             : 0;
+  if (file.geometry.has_window()) {
+    constexpr const char* kWindow = "attention.sliding_window";
+    file.geometry.window = bounded(metadata.whole(kWindow), kWindow, 1, 1 << 20);
+  }
   const float base = metadata.real("rope.freq_base").value_or(10000.0F);
   file.rope_base = metadata.real("rope.freq_base_swa").value_or(base);
   file.rope_on_window_layers_only = true;  // of this architecture
@@ -234,7 +239,9 @@ void read_model_header(ModelFile& file) {
     unsupported("architecture " + file.architecture + ", this engine knows muse-glimmer");
   }
   const Metadata split(gguf.get(), "split.");
-  if (split.whole("count").value_or(1) > 1) unsupported("a model in several files: join them with llama-gguf-split --merge");
+  if (split.whole("count").value_or(1) > 1) {
+    unsupported("a model in several files: join them with llama-gguf-split --merge");
+  }
   check_tensor_extents(gguf.get(), file);
   read_geometry(gguf.get(), file);
 }

@@ -75,7 +75,7 @@ std::string OutputText::take_certain() {
       if (held_.compare(held_.size() - length, length, stop, 0, length) == 0) keep = length;
     }
   }
-  // A stop string's first bytes may end inside a character only if the held text does, and it never does.
+  // `held_` ends with a whole character, so what is kept and what goes out do too.
   std::string text = held_.substr(0, held_.size() - keep);
   held_.erase(0, held_.size() - keep);
   return text;

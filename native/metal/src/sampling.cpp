@@ -63,7 +63,9 @@ llama_token Sampler::greatest(const float* logits) const {
       best = id;
     }
   }
-  if (best < 0 || !std::isfinite(value)) throw EngineError(ErrorCode::EngineFailed, "the model's logits are no numbers");
+  if (best < 0 || !std::isfinite(value)) {
+    throw EngineError(ErrorCode::EngineFailed, "the model's logits are no numbers");
+  }
   return best;
 }
 

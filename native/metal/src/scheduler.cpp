@@ -78,7 +78,9 @@ bool Scheduler::run_immediate() {
 void Scheduler::run_immediate(Sequence& sequence, ImmediateOperation& operation) {
   const auto keep_alive = sequence.operations_.front();
   try {
-    if (!sequence.failure_.empty() && !operation.frees()) throw EngineError(ErrorCode::SequenceState, sequence.failure_);
+    if (!sequence.failure_.empty() && !operation.frees()) {
+      throw EngineError(ErrorCode::SequenceState, sequence.failure_);
+    }
     operation.run(context_, sequence);
   } catch (...) {
     const EngineError error = current_error();

@@ -156,8 +156,11 @@ function compileGenerateOptions(options: GenerateOptions): NativeGenerateOptions
       `Sequence.generate: stopStrings must be at most ${MAX_STOP_STRINGS} texts of 1 to ${MAX_STOP_STRING_LENGTH} characters`,
     );
   }
-  if (options.logitBias.some(([token, bias]) => !Number.isInteger(token) || token < 0 || Number.isNaN(bias))) {
-    throw new EngineError('INVALID_ARGUMENT', 'Sequence.generate: logitBias must be pairs of token id and number');
+  if (options.logitBias.some(([token, bias]) => !Number.isInteger(token) || token < 0 || !(bias < Infinity))) {
+    throw new EngineError(
+      'INVALID_ARGUMENT',
+      'Sequence.generate: logitBias must be pairs of token id and number below infinity',
+    );
   }
   return {
     maxTokens: number('maxTokens', 1, 2 ** 31 - 1, true),

@@ -1,13 +1,20 @@
 // The addon's entry: NativeAddon of ts/native.ts.
 #include <napi.h>
 
+#include <utility>
+
 #include "backend.h"
 #include "convert.h"
 #include "objects.h"
 
 namespace muser::bridge {
 
+void AddonData::require_open() const {
+  if (closed) throw EngineError(ErrorCode::EngineFailed, "the process is ending");
+}
+
 void AddonData::shut_down() {
+  if (std::exchange(closed, true)) return;
   mailbox->close();
   set_log_sink(this, nullptr);
   for (LoadThread& load : loads) load.cancelled->store(true);
@@ -79,7 +86,7 @@ Napi::Value set_sink(const Napi::CallbackInfo& info) {
       mailbox->post([is_error, text](Napi::Env env) {
         AddonData& data = AddonData::of(env);
         if (data.log_sink.IsEmpty()) return;
-        data.log_sink.Call({Napi::String::New(env, is_error ? "error" : "warn"), Napi::String::New(env, text)});
+        data.log_sink.Value().Call({Napi::String::New(env, is_error ? "error" : "warn"), Napi::String::New(env, text)});
       });
     });
     return env.Undefined();
@@ -95,8 +102,13 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   data->sequence_class = Napi::Persistent(SequenceObject::define(env));
   data->stage_class = Napi::Persistent(StageObject::define(env));
   data->export_class = Napi::Persistent(ExportObject::define(env));
-  // Registered after the mailbox, so it runs before the mailbox's own end.
+  // Workers that are terminated run cleanup hooks, but process.exit runs none: it goes straight to the libraries' static
+  // destructors. It does emit 'exit' before. The hook is registered after the mailbox, so it runs before the mailbox's end.
   env.AddCleanupHook([data] { data->shut_down(); });
+  const Napi::Object process = env.Global().Get("process").As<Napi::Object>();
+  const auto on_exit = [](const Napi::CallbackInfo& info) { AddonData::of(info.Env()).shut_down(); };
+  process.Get("once").As<Napi::Function>().Call(
+      process, {Napi::String::New(env, "exit"), Napi::Function::New(env, on_exit, "muserEngineExit")});
   exports.Set("initialize", Napi::Function::New<initialize>(env, "initialize"));
   exports.Set("describe", Napi::Function::New<describe>(env, "describe"));
   exports.Set("setLogSink", Napi::Function::New<set_sink>(env, "setLogSink"));

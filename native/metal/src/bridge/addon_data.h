@@ -32,6 +32,7 @@ struct AddonData {
   std::unordered_map<uint64_t, std::shared_ptr<Engine>> starting;  ///< by the promise's number
   std::list<LoadThread> loads;
   Napi::FunctionReference log_sink;
+  bool closed = false;
 
   static AddonData& of(Napi::Env env) { return *env.GetInstanceData<AddonData>(); }
 
@@ -40,8 +41,10 @@ struct AddonData {
     engines.push_back(engine);
   }
 
-  /// Ends every thread. Nothing of them may run while the process's libraries go away.
+  /// Ends every thread. Nothing of them may run while the process's libraries go away. A second call does nothing.
   void shut_down();
+  /// Throws after `shut_down`: no new thread may start.
+  void require_open() const;
 };
 
 /// Hands a native value to the constructor of a wrapped class, which moves it out.

@@ -33,6 +33,7 @@ Napi::Value EngineObject::create(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   return guard(env, [&]() -> Napi::Value {
     AddonData& data = AddonData::of(env);
+    data.require_open();
     const auto model = unwrap<ModelObject>(info[0], data.model_class, "model").model();
     const auto engine = std::make_shared<Engine>(model, read_options(to_object(info[1], "options")));
     data.remember(engine);
@@ -84,7 +85,8 @@ Napi::Value EngineObject::stats(const Napi::CallbackInfo& info) {
 
 Napi::Value EngineObject::sequence_bytes(const Napi::CallbackInfo& info) {
   return guard(info.Env(), [&]() -> Napi::Value {
-    return Napi::Number::New(info.Env(), static_cast<double>(payload_.engine->sequence_bytes(to_uint32(info[0], "tokens"))));
+    const uint64_t bytes = payload_.engine->sequence_bytes(to_uint32(info[0], "tokens"));
+    return Napi::Number::New(info.Env(), static_cast<double>(bytes));
   });
 }
 

@@ -30,8 +30,8 @@ std::shared_ptr<Mailbox> Mailbox::create(Napi::Env env) {
     delete pointer;
   };
   const napi_status status =
-      napi_create_threadsafe_function(env, nullptr, nullptr, Napi::String::New(env, "muser engine"), 0, 1, self, finalize,
-                                      mailbox.get(), on_wake, &mailbox->wake_);
+      napi_create_threadsafe_function(env, nullptr, nullptr, Napi::String::New(env, "muser engine"), 0, 1, self,
+                                      finalize, mailbox.get(), on_wake, &mailbox->wake_);
   if (status != napi_ok) {
     delete self;
     throw Napi::Error::New(env, "the engine's way to JavaScript could not be made");
@@ -114,6 +114,8 @@ void Mailbox::reject(uint64_t id, const EngineError& error) {
 }
 
 void Mailbox::close() {
+  // References to JavaScript objects must go while there is an environment.
+  pending_.clear();
   const std::lock_guard lock(mutex_);
   wake_ = nullptr;
   messages_.clear();
@@ -149,19 +151,20 @@ void News::deliver(Napi::Env env) {
   const std::string text = std::exchange(text_, {});
   const std::vector<llama_token> tokens = std::exchange(tokens_, {});
   lock.unlock();
-  Pending* pending = mailbox_->find(id_);
-  if (pending == nullptr) return;
-  if (has_progress && !pending->on_progress.IsEmpty()) {
-    isolated(env, [&] { pending->on_progress.Call({Napi::Number::New(env, progress)}); });
-  }
-  if (has_output && !pending->on_output.IsEmpty()) {
-    isolated(env, [&] {
-      Napi::Object output = Napi::Object::New(env);
-      output.Set("text", text);
-      output.Set("tokens", numbers(env, tokens));
-      pending->on_output.Call({output});
-    });
-  }
+  // A callback may end the environment and with it the references: look them up for each call, and call by value.
+  isolated(env, [&] {
+    Pending* pending = mailbox_->find(id_);
+    if (!has_progress || pending == nullptr || pending->on_progress.IsEmpty()) return;
+    pending->on_progress.Value().Call({Napi::Number::New(env, progress)});
+  });
+  isolated(env, [&] {
+    Pending* pending = mailbox_->find(id_);
+    if (!has_output || pending == nullptr || pending->on_output.IsEmpty()) return;
+    Napi::Object output = Napi::Object::New(env);
+    output.Set("text", text);
+    output.Set("tokens", numbers(env, tokens));
+    pending->on_output.Value().Call({output});
+  });
 }
 
 }  // namespace muser::bridge

@@ -54,6 +54,7 @@ Napi::Value ModelObject::load(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   return guard(env, [&]() -> Napi::Value {
     AddonData& data = AddonData::of(env);
+    data.require_open();
     const Napi::Object options = to_object(info[0], "options");
     LoadRequest request;
     request.path = to_string(options.Get("path"), "options.path");

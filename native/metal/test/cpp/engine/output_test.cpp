@@ -56,7 +56,9 @@ TEST(OutputText, IsTheSameHoweverTheBytesAreCut) {
   std::mt19937 random(7);
   for (int round = 0; round < 300; ++round) {
     std::string bytes;
-    for (int i = 0; i < 60; ++i) bytes.push_back(static_cast<char>(random() % 4 ? 0xC0 + random() % 64 : random() % 256));
+    for (int i = 0; i < 60; ++i) {
+      bytes.push_back(static_cast<char>(random() % 4 != 0 ? 0xC0 + random() % 64 : random() % 256));
+    }
     OutputText whole({"\xC3\xA9x"});
     std::string expected = whole.push(bytes);
     expected += whole.finish(false);
