@@ -1,6 +1,13 @@
 import { join } from 'node:path';
 
-import { ensurePrivateFolder, lockFolder, type Clock, type Logger } from '@muser/service-kit';
+import {
+  ensurePrivateFolder,
+  lockFolder,
+  startParts,
+  type Clock,
+  type Closer,
+  type Logger,
+} from '@muser/service-kit';
 import { addPlacementService, createServer, formatTarget, PeerListener } from '@muser/transport';
 
 import { openKeys } from './ca/own-identity.js';
@@ -38,23 +45,13 @@ const GRPC_GRACE_MS = 500;
  * @throws ServiceError or MuserError: STATE_LOCKED, CONFIG_INVALID (damaged or foreign state), UNAVAILABLE (the folder
  *   cannot be written), PORT_IN_USE
  */
-export async function startCoordinator(options: CoordinatorOptions): Promise<RunningCoordinator> {
-  const closers: (() => void | Promise<unknown>)[] = [];
-  const close = async (): Promise<void> => {
-    for (const closer of closers.splice(0).reverse()) await closer();
-  };
-  try {
-    return { ...(await start(options, (closer) => closers.push(closer))), close };
-  } catch (error) {
-    await close();
-    throw error;
-  }
+export function startCoordinator(options: CoordinatorOptions): Promise<RunningCoordinator> {
+  return startParts((onClose) => start(options, onClose));
 }
 
-/** Each part registers how it is closed as soon as it is open; parts are closed in the reverse order. */
 async function start(
   { config, clock, logger }: CoordinatorOptions,
-  onClose: (closer: () => void | Promise<unknown>) => void,
+  onClose: (closer: Closer) => void,
 ): Promise<Omit<RunningCoordinator, 'close'>> {
   const { stateDir } = config;
   const part = (name: string): Logger => logger.child({ part: name });

@@ -4,6 +4,9 @@ import { pause } from './abort.js';
 import type { PrefillBackend } from './backend/backend.js';
 import type { TransferService } from './transfer/transfer-service.js';
 
+/** Of at most three bytes each, so that the status stays within its limit. */
+const MAX_REASON_CHARACTERS = 300;
+
 export interface StatusSource {
   readonly nodeId: string;
   readonly version: string;
@@ -26,6 +29,7 @@ export function nodeStatus({ nodeId, version, backend, transfers }: StatusSource
     backend: backend.name,
     version,
     sentAtMs: Date.now(),
+    reason: backend.health.state === 'ready' ? '' : backend.health.reason.slice(0, MAX_REASON_CHARACTERS),
   };
 }
 

@@ -9,7 +9,6 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 
 import { ENV_PREFIX, producerConfigSchema } from '../src/config.js';
 import { identityDir, type Producer, startProducer } from '../src/producer.js';
-import { hashInBackground, hashInline } from '../src/transfer/payload-hash.js';
 import { PrefillRate } from '../src/prefill-rate.js';
 import { PatternBackend } from './support/pattern-backend.js';
 
@@ -110,11 +109,6 @@ describe('the configuration', () => {
 });
 
 describe('small parts', () => {
-  it('hash the same beside the main thread as on it', async () => {
-    const payload = new Uint8Array(100_000).map((_, index) => index % 251);
-    expect(Buffer.from(await hashInBackground(payload))).toEqual(Buffer.from(await hashInline(payload)));
-  });
-
   it('measure the prefill rate from prompts that are long enough', () => {
     const rate = new PrefillRate();
     rate.measured(100, 1);

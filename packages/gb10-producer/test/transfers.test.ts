@@ -401,6 +401,22 @@ describe('the status', () => {
     expect(latest?.prefillTokensPerSecond).toBeGreaterThan(0);
     await updates.return();
   });
+
+  it('says why the engine takes nothing, and nothing is taken on', async () => {
+    await start({ maxConcurrent: 1 }, Infinity);
+    backend.health = { state: 'error', reason: 'the worker ended too often' };
+    const coordinator = await bed.peer('coordinator');
+    const updates = coordinator.client.watchNode({ protocolVersion: 1, intervalMs: 100 });
+    const told = { state: 'error', reason: 'the worker ended too often' };
+    expect((await updates.next()).value).toMatchObject(told);
+    const refused = decoder.receive(decoder.request({ tokens: prompt(100) }));
+    await expect(refused).rejects.toMatchObject({ code: 'UNAVAILABLE', message: told.reason });
+    backend.health = { state: 'ready' };
+    await decoder.receive(decoder.request({ tokens: prompt(100) }));
+    expect((await updates.next()).value).toMatchObject({ state: 'ready', reason: '' });
+    await updates.return();
+    await bed.idle();
+  });
 });
 
 function expired(nowMs: number): { issuedAtMs: number; expiresAtMs: number } {

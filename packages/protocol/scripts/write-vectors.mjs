@@ -291,6 +291,7 @@ const values = {
     backend: 'llama',
     version: '0.1.0',
     sentAtMs: 9007199254740991,
+    reason: 'the worker ended too often',
   },
   WatchNodeRequest: { protocolVersion: 1, intervalMs: 1000 },
   WatchProducersRequest: { protocolVersion: 1, model: identity, name: 'mac' },

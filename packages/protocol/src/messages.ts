@@ -251,6 +251,8 @@ export const nodeStatusSchema = message(
     version: text(10, { maxBytes: MAX_VERSION_BYTES }),
     /** Unix milliseconds by the sender's clock. */
     sentAtMs: uint64(11),
+    /** Why it is starting or in error, for people; empty otherwise. */
+    reason: text(12, { maxBytes: MAX_ERROR_MESSAGE_BYTES }),
   },
   (value, path) => checkNodeId(value.nodeId, `${path}.nodeId`),
 );

@@ -229,6 +229,7 @@ describe('watching', () => {
       backend: 'llama',
       version: '0.1.0',
       sentAtMs: 1_700_000_000_000,
+      reason: '',
     });
     addNodeService(server, {
       authorize: () => undefined,

@@ -26,9 +26,9 @@ const SIGNING_ALGORITHM = { name: 'ECDSA', hash: 'SHA-256' };
 
 const MINUTE_MS = 60_000;
 const DAY_MS = 24 * 60 * MINUTE_MS;
-export const CERTIFICATE_LIFETIME_MS = 30 * DAY_MS;
+const CERTIFICATE_LIFETIME_MS = 30 * DAY_MS;
 /** Certificates begin this long ago, for nodes whose clock is behind. */
-export const CERTIFICATE_BACKDATE_MS = 10 * MINUTE_MS;
+const CERTIFICATE_BACKDATE_MS = 10 * MINUTE_MS;
 const AUTHORITY_LIFETIME_MS = 3_650 * DAY_MS;
 const AUTHORITY_BACKDATE_MS = DAY_MS;
 const SERIAL_BYTES = 16;

@@ -155,7 +155,8 @@ export class ProducerWatcher {
       case 'draining':
         return observe({ ...seen, state: 'draining', reason: null });
       case 'error': {
-        const reason = { code: 'UNAVAILABLE', message: 'the node reports an error: see its log' } as const;
+        const message = status.reason === '' ? 'the node reports an error: see its log' : status.reason;
+        const reason = { code: 'UNAVAILABLE', message } as const;
         return observe({ ...seen, state: 'error', reason });
       }
     }

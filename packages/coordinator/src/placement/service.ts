@@ -14,7 +14,7 @@ export interface PlacementOptions {
   logger: Logger;
 }
 
-/** Without a change the list is sent again after this time: decoders take two seconds of silence for a lost coordinator. */
+/** Without a change the list is sent again after this time: decoders take five seconds of silence for a lost coordinator. */
 const HEARTBEAT_MS = 1_500;
 /** Changes that follow each other faster are sent together. */
 const MIN_PUSH_GAP_MS = 50;

@@ -54,6 +54,11 @@ describe('the state of a producer', () => {
     });
     producer.send({ state: 'draining' });
     await operator.untilState(nodeId, 'draining');
+    producer.send({ state: 'error', reason: 'the worker ended too often' });
+    const told = { reason: { code: 'UNAVAILABLE', message: 'the worker ended too often' } };
+    expect(await operator.untilState(nodeId, 'error')).toMatchObject(told);
+    producer.send({ state: 'ready', reason: '' });
+    await operator.untilState(nodeId, 'healthy');
     producer.send({ state: 'error' });
     expect(await operator.untilState(nodeId, 'error')).toMatchObject({
       reason: { message: expect.stringContaining('reports an error') as string },

@@ -27,6 +27,7 @@ export function statusOf(nodeId: string, change: Partial<NodeStatus> = {}): Node
     backend: 'stand-in',
     version: '0.0.0',
     sentAtMs: Date.now(),
+    reason: '',
     ...change,
   };
 }

@@ -11,7 +11,6 @@ import { withoutForeignText } from '../foreign-errors.js';
 import { PrefillRate } from '../prefill-rate.js';
 import { admit, type AdmittedRequest } from './admission.js';
 import { ComputeQueue } from './compute-queue.js';
-import { choosePayloadHash } from './payload-hash.js';
 import { Transfer, type TransferOutcome } from './transfer.js';
 
 /** Transfers that are computed and still being sent, beyond those that compute or wait. */
@@ -43,7 +42,6 @@ export class TransferService {
   readonly #options: TransferServiceOptions;
   readonly #queue: ComputeQueue;
   readonly #staging: ByteBudget;
-  readonly #hash = choosePayloadHash();
   readonly #rate = new PrefillRate();
   /** By nonce, in hexadecimal. */
   readonly #active = new Map<string, { transfer: Transfer; settled: Promise<unknown> }>();
@@ -162,7 +160,6 @@ export class TransferService {
       backend,
       queue: this.#queue,
       staging: new ByteBudget(stagingBytesPerTransfer, this.#staging),
-      hash: this.#hash,
       receivedAtMs,
     });
   }

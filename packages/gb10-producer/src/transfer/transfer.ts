@@ -6,6 +6,7 @@ import {
   toMuserError,
   type TransferSender,
 } from '@muser/protocol';
+import { hashPayload } from '@muser/transport';
 
 import { orAborted, orLate } from '../abort.js';
 import { withoutForeignText } from '../foreign-errors.js';
@@ -13,7 +14,6 @@ import type { PrefillBackend, PrefillChunk, PrefillRun, StagingBudget } from '..
 import type { AdmittedRequest } from './admission.js';
 import type { ComputeQueue, QueuePlace } from './compute-queue.js';
 import { FrameWriter } from './frame-writer.js';
-import type { PayloadHash } from './payload-hash.js';
 
 /** How long a failing transfer may take to tell the reader why. */
 const ERROR_FRAME_LIMIT_MS = 1_000;
@@ -33,7 +33,6 @@ export interface TransferParts {
   readonly backend: PrefillBackend;
   readonly queue: ComputeQueue;
   readonly staging: StagingBudget;
-  readonly hash: PayloadHash;
   /** Moment of receipt by `performance.now()`; the deadline counts from it. */
   readonly receivedAtMs: number;
 }
@@ -206,7 +205,7 @@ export class Transfer {
       // There is none after the last one.
       if (plan === undefined) return { payload, sha256: payload };
       await chunk.readShard(plan, payload);
-      return { payload, sha256: await this.#parts.hash(payload) };
+      return { payload, sha256: await hashPayload(payload) };
     };
     const prepared = prepare();
     // It may fail while the frame before is still being written, when nobody waits for it yet.

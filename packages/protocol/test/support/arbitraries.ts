@@ -150,6 +150,7 @@ export const arbitraries: Arbitraries = {
     backend: label(128),
     version: label(64),
     sentAtMs: safe,
+    reason: label(1024),
   }),
   WatchNodeRequest: fc.record({
     protocolVersion: fc.constant(1),
