@@ -1,4 +1,4 @@
-"""Where an attention backend keeps each element of K and V, found by writing known rows, and reading rows from there."""
+"""Where an attention backend keeps each element of K and V, found by writing known rows, and how to read it back."""
 
 from .forms import LayerLayout, LayoutError, Placement
 from .probe import probe_layer

@@ -20,7 +20,7 @@ class LayoutError(Exception):
 
 @dataclass(frozen=True)
 class Placement:
-    """Where K (or V) lies: `offset + block * block_stride + head * head_stride` and the levels of slot and dimension."""
+    """Where K (or V) lies: offset + block * block_stride + head * head_stride + the levels of slot and dimension."""
 
     offset: int
     block_stride: int
