@@ -9,18 +9,23 @@ export function registerDemo(program: Command): void {
         'remote prefill, compares, and cleans up.',
     )
     .option('--json', 'end with one JSON line')
-    .addOption(new Option('--producer <backend>', "the producer's engine").choices(['llama']).default('llama'))
+    .addOption(
+      new Option('--producer <engine>', 'what prefills remotely; vllm is installed first when it is not there')
+        .choices(['llama', 'vllm'])
+        .default('llama'),
+    )
     .addHelpText(
       'after',
       `
 Examples:
   $ muser demo
   $ muser demo --json | tail -1
+  $ muser demo --producer vllm
 
 Exit codes: 0 both answers are equal and the prefill was remote, 1 not so, 2 wrong usage, 130 interrupted`,
     )
-    .action(async (flags: { json?: true }) => {
+    .action(async (flags: { json?: true; producer: 'llama' | 'vllm' }) => {
       const { demo } = await import('../demo/demo.js');
-      process.exitCode = await demo({ json: flags.json ?? false });
+      process.exitCode = await demo({ json: flags.json ?? false, engine: flags.producer });
     });
 }

@@ -1,9 +1,11 @@
-import type { Command } from 'commander';
+import { type Command, Option } from 'commander';
 import { wholeNumber } from '../arguments.js';
 
 interface DevFlags {
   state?: string;
   model?: string;
+  producer: 'llama' | 'vllm';
+  producerModel?: string;
   port?: number;
   json?: true;
   prefillTokensPerSecond?: number;
@@ -19,6 +21,15 @@ export function registerDev(program: Command): void {
     )
     .option('--state <dir>', 'keeps keys, registry and logs (default: $MUSER_STATE, else ~/.muser)')
     .option('--model <file>', 'GGUF file that both engines load (default: muse-nano, which is in the repository)')
+    .addOption(
+      new Option('--producer <engine>', 'what the producer prefills with; vllm is installed first when it is not there')
+        .choices(['llama', 'vllm'])
+        .default('llama'),
+    )
+    .option(
+      '--producer-model <path>',
+      "the producer's model, when it is not --model: for vllm a checkpoint's folder (default: muse-nano)",
+    )
     .option(
       '--port <n>',
       'port of the OpenAI-compatible interface (default: 11711, or a free one)',
@@ -45,6 +56,8 @@ Exit codes:
       process.exitCode = await dev({
         state: flags.state,
         model: flags.model ?? DEFAULT_MODEL,
+        engine: flags.producer,
+        producerModel: flags.producerModel ?? null,
         port: flags.port ?? null,
         json: flags.json ?? false,
         prefillTokensPerSecond: flags.prefillTokensPerSecond ?? null,

@@ -8,6 +8,7 @@ import { CliError, EXIT } from '../exit.js';
 import { formatBytes, formatCount, formatDuration, formatTable } from '../format.js';
 import { listenForInterrupts } from '../signals.js';
 import { DEFAULT_MODEL, HANDBOOK } from '../system/paths.js';
+import { prepareEngine, type EngineName } from '../system/producer-engine.js';
 import { System } from '../system/system.js';
 import { printable, StatusOutput } from '../terminal.js';
 
@@ -22,7 +23,7 @@ interface Answer {
 }
 
 /** Answers one question about a document by local and by remote prefill and compares. Returns the exit code. */
-export async function demo(options: { json: boolean }): Promise<number> {
+export async function demo(options: { json: boolean; engine: EngineName }): Promise<number> {
   const output = new StatusOutput(process.stderr, { quiet: false, env: process.env });
   const startedAt = performance.now();
   const tell = (text: string): void => output.line(`[${formatDuration(performance.now() - startedAt)}] ${text}`);
@@ -33,10 +34,12 @@ export async function demo(options: { json: boolean }): Promise<number> {
   });
   const state = await mkdtemp(join(tmpdir(), 'muser-demo-'));
   try {
+    const engine = await prepareEngine(options.engine, null, interrupts.signal);
     system = await System.start(
       {
         state,
         model: DEFAULT_MODEL,
+        engine,
         port: 0,
         prefillTokensPerSecond: null,
         onProgress: tell,

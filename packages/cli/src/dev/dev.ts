@@ -4,6 +4,7 @@ import { formatDuration } from '../format.js';
 import { listenForInterrupts } from '../signals.js';
 import { DEFAULT_DECODER_PORT, stateLayout, stateRoot } from '../state.js';
 import { isPortFree } from '../system/port.js';
+import { prepareEngine, type EngineName } from '../system/producer-engine.js';
 import { System, type RoleName } from '../system/system.js';
 import { StatusOutput } from '../terminal.js';
 import { lockState, waitForPrevious } from './lock.js';
@@ -11,6 +12,9 @@ import { lockState, waitForPrevious } from './lock.js';
 export interface DevOptions {
   state: string | undefined;
   model: string;
+  engine: EngineName;
+  /** Of the producer; null: `model` for llama, the checkpoint in the repository for vllm. */
+  producerModel: string | null;
   /** null: the usual port, or a free one when that is taken. */
   port: number | null;
   json: boolean;
@@ -33,10 +37,13 @@ export async function dev(options: DevOptions): Promise<number> {
   const decoderEnded = new AbortController();
   try {
     await waitForPrevious(layout, output, interrupts.signal);
+    const producerModel = options.producerModel ?? (options.engine === 'llama' ? options.model : null);
+    const engine = await prepareEngine(options.engine, producerModel, interrupts.signal);
     system = await System.start(
       {
         state: layout.root,
         model: options.model,
+        engine,
         port: await choosePort(options.port, tell),
         prefillTokensPerSecond: options.prefillTokensPerSecond,
         onProgress: tell,

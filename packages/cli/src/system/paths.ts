@@ -14,5 +14,9 @@ export const ENTRIES = {
   addonProbe: inCheckout('native/metal/dist/probe-main.js'),
 } as const;
 
+/** Installs vLLM into this checkout. */
+export const VLLM_INSTALLER = inCheckout('scripts/vllm-env.mjs');
+
+export const DEFAULT_CHECKPOINT = inCheckout('models/muse-nano/hf');
 export const DEFAULT_MODEL = inCheckout('models/muse-nano/muse-nano-q8_0.gguf');
 export const HANDBOOK = inCheckout('models/muse-nano/handbook.md');

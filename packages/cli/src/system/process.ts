@@ -21,7 +21,15 @@ export interface ProcessSpec<R> {
   logFile: string;
   /** Form of the ready line. */
   ready: z.ZodType<R>;
+  /** When it takes longer than usual to be ready. */
+  readyLimitMs?: number;
+  /** Hears what the process has done so far, until it is ready. */
+  onMilestone?: (milestone: Milestone) => void;
 }
+
+const milestoneSchema = z.object({ milestone: z.string(), ms: z.number() });
+/** A stage of a start that has ended, so many milliseconds after the start began. */
+export type Milestone = z.infer<typeof milestoneSchema>;
 
 const refusalSchema = z.object({
   ready: z.literal(false),
@@ -68,7 +76,7 @@ export class ManagedProcess<R> {
     const exited = describeExit(child);
     await log.close();
     try {
-      const ready = parseReady(spec, await firstLine(spec.name, child, exited, signal));
+      const ready = parseReady(spec, await readyLine(spec, child, exited, signal));
       if (child.pid === undefined) throw new CliError(EXIT.failed, 'INTERNAL', `the ${spec.name} has no process id`);
       return new ManagedProcess(spec.name, child.pid, ready, child, exited);
     } catch (error) {
@@ -122,23 +130,35 @@ function describeExit(child: ChildProcess): Promise<string> {
   });
 }
 
-/** The first line of standard output. Later output is read and dropped, so that the child never blocks on it. */
-async function firstLine(
-  name: string,
+/**
+ * The first line of standard output that is no milestone. Later output is read and dropped, so that the child never blocks
+ * on it.
+ */
+async function readyLine<R>(
+  spec: ProcessSpec<R>,
   child: ChildProcess,
   exited: Promise<string>,
   signal: AbortSignal,
 ): Promise<string> {
+  const { name, readyLimitMs = READY_LIMIT_MS } = spec;
   const stdout = child.stdout;
   if (stdout === null) throw new CliError(EXIT.failed, 'INTERNAL', `the ${name} could not be started`);
   const lines = createInterface({ input: stdout, crlfDelay: Infinity });
-  const limit = AbortSignal.any([signal, AbortSignal.timeout(READY_LIMIT_MS)]);
+  const limit = AbortSignal.any([signal, AbortSignal.timeout(readyLimitMs)]);
   try {
     return await new Promise<string>((resolve, reject) => {
-      limit.addEventListener('abort', () => reject(signal.aborted ? (signal.reason as Error) : notReady(name)), {
-        once: true,
+      limit.addEventListener(
+        'abort',
+        () => reject(signal.aborted ? (signal.reason as Error) : notReady(name, readyLimitMs)),
+        {
+          once: true,
+        },
+      );
+      lines.on('line', (line) => {
+        const milestone = milestoneSchema.safeParse(parseJson(line));
+        if (milestone.success) spec.onMilestone?.(milestone.data);
+        else resolve(line);
       });
-      lines.once('line', resolve);
       // Standard output may still hold the reason when the process has ended, so its end decides, not the exit.
       lines.once('close', () => {
         void exited.then((reason) => {
@@ -152,17 +172,21 @@ async function firstLine(
   }
 }
 
-function notReady(name: string): CliError {
-  return new CliError(EXIT.failed, 'DEADLINE_EXCEEDED', `the ${name} was not ready within ${READY_LIMIT_MS / 1000} s`);
+function notReady(name: string, limitMs: number): CliError {
+  return new CliError(EXIT.failed, 'DEADLINE_EXCEEDED', `the ${name} was not ready within ${limitMs / 1000} s`);
+}
+
+/** null when it is no JSON. */
+function parseJson(line: string): unknown {
+  try {
+    return JSON.parse(line);
+  } catch {
+    return null;
+  }
 }
 
 function parseReady<R>(spec: ProcessSpec<R>, line: string): R {
-  let json: unknown;
-  try {
-    json = JSON.parse(line);
-  } catch {
-    json = null;
-  }
+  const json = parseJson(line);
   const refusal = refusalSchema.safeParse(json);
   if (refusal.success) {
     const { code, message } = refusal.data.error;

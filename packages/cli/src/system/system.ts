@@ -1,15 +1,17 @@
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
+import { writeFileAtomic } from '@muser/service-kit';
 import { z } from 'zod';
 import { DecoderClient } from '../decoder-client.js';
 import { CliError, EXIT } from '../exit.js';
-import { createStateFolders, stateLayout, writePrivateFile, type Endpoints, type StateLayout } from '../state.js';
+import { createStateFolders, stateLayout, type Endpoints, type StateLayout } from '../state.js';
 import { CoordinatorClient } from './coordinator-client.js';
 import { threadsPerEngine } from './cores.js';
 import { enroll } from './enroll.js';
 import { ENTRIES } from './paths.js';
 import { ManagedProcess } from './process.js';
+import { describeMilestone, type ProducerEngine } from './producer-engine.js';
 
 const STOP_LIMIT_MS = 8_000;
 /** A user who stops the system waits for it; requests that run then are cancelled after this time. */
@@ -26,7 +28,9 @@ export type RoleName = 'coordinator' | 'producer' | 'decoder';
 export interface SystemOptions {
   /** Absolute path of the state folder. */
   state: string;
+  /** GGUF file of the decoder. */
   model: string;
+  engine: ProducerEngine;
   /** Port of the decoder's HTTP interface; 0 takes a free one. */
   port: number;
   /** Makes the producer as slow as this, for trying out what a slow one does; null for its own speed. */
@@ -85,6 +89,7 @@ export class System {
 
   async #startAll(signal: AbortSignal): Promise<void> {
     const { layout, options } = this;
+    const { engine } = options;
     const threads = threadsPerEngine(2);
     const coordinator = await this.#start('coordinator', coordinatorReady, {}, signal);
     const client = await CoordinatorClient.open(coordinator.ready.http, layout);
@@ -100,8 +105,9 @@ export class System {
     const producer = await this.#start(
       'producer',
       producerReady,
-      { name: 'producer', model: options.model, threads, drainMs: DRAIN_MS, ...pacing },
+      { name: 'producer', backend: engine.name, model: engine.model, threads, drainMs: DRAIN_MS, ...pacing },
       signal,
+      engine.readyLimitMs,
     );
     await client.setAddresses(producerId, [producer.ready.address], signal);
     const decoder = await this.#start(
@@ -122,7 +128,7 @@ export class System {
       coordinator: coordinator.ready.http,
       pids: { coordinator: coordinator.pid, producer: producer.pid, decoder: decoder.pid },
     };
-    await writePrivateFile(layout.endpointsFile, `${JSON.stringify(this.#endpoints)}\n`);
+    await writeFileAtomic(layout.endpointsFile, `${JSON.stringify(this.#endpoints)}\n`);
   }
 
   async #start<R>(
@@ -130,11 +136,12 @@ export class System {
     ready: z.ZodType<R>,
     settings: Record<string, unknown>,
     signal: AbortSignal,
+    readyLimitMs: number | null = null,
   ): Promise<ManagedProcess<R>> {
     this.options.onProgress(`starting the ${name}`);
     const stateDir = this.layout[name];
     const configFile = join(stateDir, 'config.json');
-    await writePrivateFile(configFile, `${JSON.stringify({ stateDir, exitWithParent: true, ...settings }, null, 2)}\n`);
+    await writeFileAtomic(configFile, `${JSON.stringify({ stateDir, exitWithParent: true, ...settings }, null, 2)}\n`);
     const child = await ManagedProcess.start(
       {
         name,
@@ -142,6 +149,8 @@ export class System {
         args: ['run', '--config', configFile],
         logFile: join(this.layout.logs, `${name}.log`),
         ready,
+        onMilestone: (milestone) => this.options.onProgress(describeMilestone(milestone)),
+        ...(readyLimitMs === null ? {} : { readyLimitMs }),
       },
       signal,
     );
