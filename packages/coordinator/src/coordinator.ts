@@ -1,13 +1,6 @@
 import { join } from 'node:path';
 
-import {
-  ensurePrivateFolder,
-  lockFolder,
-  startParts,
-  type Clock,
-  type Closer,
-  type Logger,
-} from '@muser/service-kit';
+import { ensurePrivateFolder, lockFolder, startParts, type Clock, type Closer, type Logger } from '@muser/service-kit';
 import { addPlacementService, createServer, formatTarget, PeerListener } from '@muser/transport';
 
 import { openKeys } from './ca/own-identity.js';

@@ -45,7 +45,7 @@ async function failure(promise: Promise<unknown>): Promise<ConfigError> {
 
 describe('loadConfig', () => {
   it('fills in the defaults of the schema, nested ones too', async () => {
-    const config = await loadConfig(schema, { env: {}, envPrefix, overrides: { stateDir: '/s' } });
+    const config = await loadConfig(schema, { env: { MUSER_TEST_STATE_DIR: '/s' }, envPrefix });
     expect(config).toEqual({
       stateDir: '/s',
       httpPort: 0,
@@ -57,11 +57,11 @@ describe('loadConfig', () => {
     });
   });
 
-  it('lets the environment win over the file, and overrides over both', async () => {
+  it('lets the environment win over the file', async () => {
     const file = await fileWith('{"stateDir":"/file","httpPort":1,"budgets":{"totalBytes":1}}');
     const env = { MUSER_TEST_HTTP_PORT: '2', MUSER_TEST_BUDGETS_TOTAL_BYTES: '2', MUSER_OTHER: 'x', PATH: '/bin' };
-    const config = await loadConfig(schema, { file, env, envPrefix, overrides: { httpPort: 3, logLevel: undefined } });
-    expect(config).toMatchObject({ stateDir: '/file', httpPort: 3, budgets: { totalBytes: 2 } });
+    const config = await loadConfig(schema, { file, env, envPrefix });
+    expect(config).toMatchObject({ stateDir: '/file', httpPort: 2, budgets: { totalBytes: 2 } });
   });
 
   it('reads variables by the kind of their setting', async () => {
@@ -113,7 +113,7 @@ describe('loadConfig', () => {
   });
 
   it('freezes the result to its depth', async () => {
-    const config = await loadConfig(schema, { env: {}, envPrefix, overrides: { stateDir: '/s' } });
+    const config = await loadConfig(schema, { env: { MUSER_TEST_STATE_DIR: '/s' }, envPrefix });
     expect(() => Object.assign(config, { httpPort: 1 })).toThrow(TypeError);
     expect(() => Object.assign(config.budgets, { totalBytes: 1 })).toThrow(TypeError);
     expect(() => (config.names as string[]).push('x')).toThrow(TypeError);

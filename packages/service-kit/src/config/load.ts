@@ -23,7 +23,7 @@ export type DeepReadonly<T> = T extends (infer E)[]
     : T;
 
 export interface LoadConfigOptions {
-  /** JSON file with an object; without it only environment and overrides count. */
+  /** JSON file with an object; without it only the environment counts. */
   file?: string;
   /** The environment, as an argument: `process.env` in a main, an own object in a test. */
   env: Readonly<Record<string, string | undefined>>;
@@ -33,14 +33,12 @@ export interface LoadConfigOptions {
    * a prefix of its own.
    */
   envPrefix: string;
-  /** The strongest: from the command line. Keys with the value undefined are left out. */
-  overrides?: Readonly<Record<string, unknown>>;
 }
 
 const MAX_CONFIG_BYTES = 1 << 20;
 
 /**
- * Reads one process's configuration: the schema's defaults, then the file, then the environment, then the overrides.
+ * Reads one process's configuration: the schema's defaults, then the file, then the environment.
  * Every object in the schema must be a `z.strictObject`, so that an unknown key is an error that names it. The result
  * is frozen to its depth.
  *
@@ -53,7 +51,6 @@ export async function loadConfig<S extends z.ZodObject>(
   const origin = options.file ?? 'configuration';
   const raw = options.file === undefined ? {} : await readObject(options.file);
   mergeEnvironment(raw, schema, options.env, options.envPrefix);
-  for (const [key, value] of Object.entries(options.overrides ?? {})) if (value !== undefined) raw[key] = value;
   const parsed = schema.safeParse(raw);
   if (!parsed.success) throw new ConfigError(origin, problemsOf(parsed.error));
   return deepFreeze(parsed.data) as DeepReadonly<z.output<S>>;
