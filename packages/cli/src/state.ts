@@ -1,6 +1,7 @@
-import { chmod, mkdir, readFile, rename, stat, writeFile } from 'node:fs/promises';
+import { readFile } from 'node:fs/promises';
 import { homedir } from 'node:os';
 import { join, resolve } from 'node:path';
+import { describeError, ensurePrivateFolder } from '@muser/service-kit';
 import { z } from 'zod';
 import { CliError, EXIT, usageError } from './exit.js';
 
@@ -15,7 +16,6 @@ export interface StateLayout {
   decoder: string;
   logs: string;
   endpointsFile: string;
-  lockFile: string;
   operatorTokenFile: string;
 }
 
@@ -27,7 +27,6 @@ export function stateLayout(root: string): StateLayout {
     decoder: join(root, 'decoder'),
     logs: join(root, 'logs'),
     endpointsFile: join(root, 'endpoints.json'),
-    lockFile: join(root, 'dev.lock'),
     operatorTokenFile: join(root, 'coordinator', 'operator.token'),
   };
 }
@@ -42,17 +41,16 @@ export function stateRoot(option: string | undefined, env: NodeJS.ProcessEnv): s
 
 /** Makes the folders, readable by their owner only. A folder that was there with wider rights is narrowed. */
 export async function createStateFolders(layout: StateLayout): Promise<void> {
-  for (const folder of [layout.root, layout.coordinator, layout.producer, layout.decoder, layout.logs]) {
-    try {
-      await mkdir(folder, { recursive: true, mode: 0o700 });
-      const found = await stat(folder);
-      if ((found.mode & 0o077) !== 0) await chmod(folder, 0o700);
-    } catch (error) {
-      throw new CliError(EXIT.failed, 'CONFIG_INVALID', `the state folder ${folder} cannot be used: ${String(error)}`, {
-        advice: 'Choose another one with --state.',
-        cause: error,
-      });
+  try {
+    for (const folder of [layout.root, layout.coordinator, layout.producer, layout.decoder, layout.logs]) {
+      await ensurePrivateFolder(folder);
     }
+  } catch (error) {
+    const { message } = describeError(error);
+    throw new CliError(EXIT.failed, 'CONFIG_INVALID', message, {
+      advice: 'Choose another state folder with --state.',
+      cause: error,
+    });
   }
 }
 
@@ -81,13 +79,6 @@ export async function readEndpoints(layout: StateLayout): Promise<Endpoints | nu
       cause: error,
     });
   }
-}
-
-/** Readers see the old file or the new one, never half of one. */
-export async function writePrivateFile(path: string, text: string): Promise<void> {
-  const temporary = `${path}.${process.pid}.tmp`;
-  await writeFile(temporary, text, { mode: 0o600 });
-  await rename(temporary, path);
 }
 
 export function isMissing(error: unknown): boolean {

@@ -48,14 +48,20 @@ describe('ProgressReporter', () => {
 describe('describeSummary', () => {
   const summary = {
     ...SUMMARY,
-    prefill: 'resumed',
+    prefill: 'remote',
     timeline: { prefillStart: 10, prefillEnd: 1010 },
   } satisfies Summary;
 
   it('names the producer, the rate, and what was moved', () => {
     expect(describeSummary({ ...summary, promptTokens: 2000, cachedTokens: 500 })).toBe(
-      'prefilled by bench, finished locally · 2,000 tokens · 500 cached · 1,500 tokens/s · ' +
+      'prefilled by bench · 2,000 tokens · 500 cached · 1,500 tokens/s · ' +
         'first token after 1.23 s · 12.3 MB of KV in 34 shards',
+    );
+  });
+
+  it('gives no rate of a prefill that two machines did', () => {
+    expect(describeSummary({ ...summary, prefill: 'resumed' })).toMatch(
+      /^prefilled by bench, finished locally · [\d,]+ tokens · first token/,
     );
   });
 

@@ -76,12 +76,17 @@ export function describeSummary(summary: Summary): string {
   }[summary.prefill];
   const parts = [way, `${formatCount(summary.promptTokens)} tokens`];
   if (summary.cachedTokens > 0) parts.push(`${formatCount(summary.cachedTokens)} cached`);
-  const { prefillStart, prefillEnd } = summary.timeline;
-  const computed = summary.promptTokens - summary.cachedTokens;
-  if (prefillStart !== undefined && prefillEnd !== undefined && prefillEnd > prefillStart && computed > 1) {
-    parts.push(`${formatCount((computed * 1000) / (prefillEnd - prefillStart))} tokens/s`);
-  }
+  const rate = prefillRate(summary);
+  if (rate !== null) parts.push(`${formatCount(rate)} tokens/s`);
   parts.push(`first token after ${formatDuration(summary.ttftMs)}`);
   if (summary.kvBytes > 0) parts.push(`${formatBytes(summary.kvBytes)} of KV in ${formatCount(summary.shards)} shards`);
   return parts.join(' · ');
+}
+
+/** Tokens a second of the prefill; null when two machines had a part in it, or when there is nothing to measure. */
+function prefillRate({ prefill, promptTokens, cachedTokens, timeline }: Summary): number | null {
+  const { prefillStart = 0, prefillEnd = 0 } = timeline;
+  const tokens = promptTokens - cachedTokens;
+  if (prefill === 'resumed' || prefillEnd <= prefillStart || tokens <= 1) return null;
+  return (tokens * 1000) / (prefillEnd - prefillStart);
 }
