@@ -1,5 +1,4 @@
-import { randomBytes, webcrypto } from 'node:crypto';
-import { availableParallelism } from 'node:os';
+import { randomBytes } from 'node:crypto';
 import {
   encodePrefillRequest,
   NONCE_BYTES,
@@ -10,10 +9,10 @@ import {
   verifyingKey,
   type WireType,
 } from '@muser/protocol';
+import { hashPayload } from '@muser/transport';
 import type { TransferOptions } from './transfer.js';
 
 const WIRE_TYPES: WireType[] = ['f16', 'bf16'];
-const CORES_FOR_BACKGROUND_HASH = 4;
 
 /**
  * Makes the request for one transfer and the receiver that accepts only an answer to exactly this request, from exactly
@@ -48,13 +47,7 @@ export function openTransfer(options: TransferOptions): { requestBytes: Buffer; 
       firstToken: heldTokens,
       endToken: tokens.length - 1,
     },
-    // Where cores are few, a hash beside this thread would only take time from the engine's.
-    ...(availableParallelism() >= CORES_FOR_BACKGROUND_HASH ? { hash: hashBesideTheNetwork } : {}),
+    hash: hashPayload,
   });
   return { requestBytes, receiver };
-}
-
-/** WebCrypto hashes on a thread of libuv's pool, so that the network thread goes on decrypting. */
-async function hashBesideTheNetwork(payload: Uint8Array): Promise<Uint8Array> {
-  return new Uint8Array(await webcrypto.subtle.digest('SHA-256', payload));
 }
