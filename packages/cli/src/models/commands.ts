@@ -11,7 +11,7 @@ import { ByteProgress } from './progress.js';
 import { pull, type PulledFile, type Source } from './pull.js';
 import { runCommand } from './run.js';
 import { ModelStores, storeFolders } from './stores.js';
-import { hubSource, mirrorSource, type WebSource } from './transfer/source.js';
+import { hubSource, isPrivate, mirrorSource, type WebSource } from './transfer/source.js';
 import { countPresent, verify, type Verification } from './verify.js';
 
 export interface PullCommand {
@@ -47,10 +47,7 @@ export async function pullCommand(command: PullCommand): Promise<PullResult> {
         signal,
         events: {
           onBytes: (delta) => progress.add(delta),
-          onFile: (file) => {
-            if (file.from !== 'download' && file.from !== 'folder') progress.add(file.size);
-            output.line(`${file.path}  ${formatBytes(file.size)}  ${ORIGINS[file.from]}`);
-          },
+          onFile: (file) => output.line(`${file.path}  ${formatBytes(file.size)}  ${ORIGINS[file.from]}`),
           onRetry: (reason) => output.line(reason),
         },
       });
@@ -203,14 +200,17 @@ export async function pinCommand(command: PinCommand): Promise<void> {
 }
 
 function pinSource(from: string): WebSource {
-  return from === 'hub' ? hubSource(process.env) : mirrorSource(from);
+  const source = from === 'hub' ? hubSource(process.env) : mirrorSource(from);
+  if (isPrivate(source.base)) return source;
+  // Digests are believed as they come, so nobody on the way may change them.
+  throw usageError(`a manifest is not made over plain http from ${source.base.host}`, 'Use an https:// address.');
 }
 
 async function parsePin(command: PinCommand): Promise<{ repository: string; revision: string; name: string }> {
   const at = command.repository.indexOf('@');
   const repository = command.repository.slice(0, at);
   const revision = command.repository.slice(at + 1);
-  if (at < 0 || !repositorySchema.safeParse(repository).success || !/^[\w./-]{1,200}$/.test(revision)) {
+  if (at < 0 || !repositorySchema.safeParse(repository).success || !/^(?!.*\.\.)[\w./-]{1,200}$/.test(revision)) {
     throw usageError(`"${command.repository}" is not OWNER/NAME@REVISION`);
   }
   const name = command.name ?? (repository.split('/')[1] ?? '').toLowerCase();

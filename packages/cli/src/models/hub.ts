@@ -2,7 +2,7 @@ import { createHash } from 'node:crypto';
 import type http from 'node:http';
 import { z } from 'zod';
 import { CliError, EXIT, usageError } from '../exit.js';
-import { type Manifest, manifestSchema, parseManifest, pathProblem } from './manifest.js';
+import { type Manifest, type manifestSchema, parseManifest, pathProblem } from './manifest.js';
 import { HttpStatusError, openWeb, urlBelow, type WebSource } from './transfer/source.js';
 
 const MAX_LISTING_BYTES = 8 * 1024 * 1024;

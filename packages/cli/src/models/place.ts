@@ -8,8 +8,11 @@ import { PartFile, type Expected } from './transfer/part-file.js';
 
 const READ_BYTES = 1 << 20;
 
+/** Hears of bytes as they are looked at, for a progress line. */
+export type OnBytes = (count: number) => void;
+
 /** SHA-256 of a file as lower-case hexadecimal digits. */
-export async function digestOf(path: string, signal: AbortSignal, onBytes?: (count: number) => void): Promise<string> {
+export async function digestOf(path: string, signal: AbortSignal, onBytes: OnBytes): Promise<string> {
   const hash = createHash('sha256');
   const block = Buffer.allocUnsafe(READ_BYTES);
   const handle = await open(path, 'r');
@@ -19,7 +22,7 @@ export async function digestOf(path: string, signal: AbortSignal, onBytes?: (cou
       const { bytesRead } = await handle.read(block, 0, block.length);
       if (bytesRead === 0) return hash.digest('hex');
       hash.update(block.subarray(0, bytesRead));
-      onBytes?.(bytesRead);
+      onBytes(bytesRead);
     }
   } finally {
     await handle.close();
@@ -57,12 +60,15 @@ export async function placeLocal(
   temporary: string,
   expected: Expected,
   signal: AbortSignal,
+  onBytes: OnBytes,
 ): Promise<boolean> {
   await rm(temporary, { force: true });
-  if (!(await cloneOrLink(origin, temporary))) return copyVerified(origin, destination, temporary, expected, signal);
+  if (!(await cloneOrLink(origin, temporary))) {
+    return copyVerified(origin, destination, temporary, expected, signal, onBytes);
+  }
   try {
     if ((await lstat(temporary)).size !== expected.size) return false;
-    if ((await digestOf(temporary, signal)) !== expected.sha256) return false;
+    if ((await digestOf(temporary, signal, onBytes)) !== expected.sha256) return false;
     await mkdir(dirname(destination), { recursive: true });
     // rename() does nothing when both names are links to one file, so the old name goes first.
     await rm(destination, { force: true });
@@ -96,10 +102,11 @@ async function copyVerified(
   temporary: string,
   expected: Expected,
   signal: AbortSignal,
+  onBytes: OnBytes,
 ): Promise<boolean> {
   const source = await open(origin, 'r');
   try {
-    const part = await PartFile.open(temporary, expected, signal);
+    const part = await PartFile.open(temporary, expected, signal, onBytes);
     try {
       const block = Buffer.allocUnsafe(READ_BYTES);
       for (;;) {
@@ -107,6 +114,7 @@ async function copyVerified(
         const { bytesRead } = await source.read(block, 0, block.length);
         if (bytesRead === 0 || part.length + bytesRead > expected.size) break;
         await part.append(block.subarray(0, bytesRead));
+        onBytes(bytesRead);
       }
       if (!part.matches()) {
         await part.discard();

@@ -6,7 +6,7 @@ import { formatBytes } from '../format.js';
 import { isMissing } from '../state.js';
 import { isFolder } from './catalogue.js';
 import { type Manifest, type ManifestFile, PRIVATE_FOLDER, totalBytes } from './manifest.js';
-import { digestOf, makeFolderFor, placeLocal } from './place.js';
+import { digestOf, makeFolderFor, type OnBytes, placeLocal } from './place.js';
 import { type ModelStores, realFileOfSize } from './stores.js';
 import { DEFAULT_RETRIES, download, type RetryPolicy } from './transfer/download.js';
 import { PartFile } from './transfer/part-file.js';
@@ -30,7 +30,7 @@ export interface PulledFile {
 
 /** What a pull tells while it runs. */
 export interface PullEvents {
-  /** Bytes that came, negative when some are thrown away. */
+  /** Bytes that came or were found and checked, negative when some are thrown away. Ends at the size of the model. */
   onBytes(delta: number): void;
   onFile(file: PulledFile): void;
   onRetry(reason: string): void;
@@ -116,7 +116,18 @@ async function isInPlace(options: PullOptions, file: ManifestFile): Promise<bool
     if (isMissing(error)) return false;
     throw error;
   }
-  return (await digestOf(path, options.signal)) === file.sha256;
+  return counted(options, async (onBytes) => (await digestOf(path, options.signal, onBytes)) === file.sha256);
+}
+
+/** Bytes of a file that turns out to be another one do not count. */
+async function counted(options: PullOptions, work: (onBytes: OnBytes) => Promise<boolean>): Promise<boolean> {
+  let total = 0;
+  const good = await work((count) => {
+    total += count;
+    options.events.onBytes(count);
+  });
+  if (!good) options.events.onBytes(-total);
+  return good;
 }
 
 async function takeFromStore(options: PullOptions, file: ManifestFile): Promise<Origin | null> {
@@ -128,7 +139,8 @@ async function takeFromStore(options: PullOptions, file: ManifestFile): Promise<
 
 function take(options: PullOptions, file: ManifestFile, origin: string): Promise<boolean> {
   const temporary = join(options.folder, PRIVATE_FOLDER, `${file.sha256}.found`);
-  return placeLocal(origin, join(options.folder, file.path), temporary, file, options.signal);
+  const destination = join(options.folder, file.path);
+  return counted(options, (onBytes) => placeLocal(origin, destination, temporary, file, options.signal, onBytes));
 }
 
 async function checkSpace(options: PullOptions, missing: readonly ManifestFile[]): Promise<void> {
@@ -201,10 +213,7 @@ async function takeFromFolder(options: PullOptions, folder: string, file: Manife
   const origin = join(folder, file.path);
   if (!(await isFolder(folder))) throw new CliError(EXIT.usage, 'NOT_FOUND', `there is no folder ${folder}`);
   const real = await realFileOfSize(origin, file.size);
-  if (real !== null && (await take(options, file, real))) {
-    options.events.onBytes(file.size);
-    return;
-  }
+  if (real !== null && (await take(options, file, real))) return;
   const there = await stat(origin).catch(() => null);
   if (there === null) throw new CliError(EXIT.failed, 'NOT_FOUND', `${origin} is not there`);
   const reason =
@@ -219,8 +228,8 @@ async function fetchFile(
   source: Extract<Source, { type: 'web' }>,
   file: ManifestFile,
 ): Promise<void> {
-  const part = await PartFile.open(partPath(options, file), file, options.signal);
-  options.events.onBytes(part.length);
+  const { events, signal } = options;
+  const part = await PartFile.open(partPath(options, file), file, signal, (count) => events.onBytes(count));
   try {
     await download({
       source: source.web,
@@ -229,9 +238,9 @@ async function fetchFile(
       expected: file,
       part,
       retries: options.retries ?? DEFAULT_RETRIES,
-      signal: options.signal,
-      onBytes: (delta) => options.events.onBytes(delta),
-      onRetry: (reason) => options.events.onRetry(reason),
+      signal,
+      onBytes: (delta) => events.onBytes(delta),
+      onRetry: (reason) => events.onRetry(reason),
     });
   } catch (error) {
     // An empty part is of no use to the next pull.

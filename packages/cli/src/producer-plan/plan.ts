@@ -58,7 +58,7 @@ export interface Setting {
 }
 
 /** Bytes by what they are for. Their sum is the machine's memory. */
-export interface MemoryShares {
+export type MemoryShares = {
   weights: number;
   engineOverhead: number;
   kvCache: number;
@@ -66,7 +66,7 @@ export interface MemoryShares {
   processes: number;
   /** What is left for the system; a plan that leaves less than `leastHeadroom` does not fit. */
   headroom: number;
-}
+};
 
 export interface ProducerPlan {
   model: string;

@@ -139,6 +139,7 @@ describe('a damaged GGUF file', () => {
     ['with a huge text', patched(24 + 8 + 20 + 4, huge), /general.architecture is/],
     ['with the same key twice', twice(), /twice/],
     ['cut in the keys', whole.subarray(0, 100), /truncated/],
+    ['cut in a text that is passed over', ggufFile({ ...DENSE, long: text('x'.repeat(2000)) }).subarray(0, -100), /truncated/],
     ['cut before its tensors', whole.subarray(0, whole.length - 64), /truncated/],
   ];
   function twice(): Buffer {

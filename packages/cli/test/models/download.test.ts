@@ -42,6 +42,7 @@ describe('a well-behaved server', () => {
 
     const second = await pulled();
     expect(second.files.map(({ from }) => from)).toEqual(['present', 'present', 'present']);
+    expect(second.bytes).toBe(300_008);
     expect(server.requests).toHaveLength(2);
   });
 
@@ -51,6 +52,7 @@ describe('a well-behaved server', () => {
     bytes.writeUInt8(bytes.readUInt8(77) ^ 1, 77);
     await writeFile(join(folder.path, 'weights.bin'), bytes);
     const again = await pulled();
+    expect(again.bytes).toBe(300_008);
     expect(again.files.map(({ from }) => from)).toEqual(['download', 'present', 'present']);
     await expectComplete();
   });
@@ -133,9 +135,10 @@ describe('a broken connection', () => {
       else sendRange({ ...request, range: null }, response, bytes);
       return true;
     };
-    const { bytes } = await pulled();
+    const { bytes, retries } = await pulled();
     await expectComplete();
     expect(bytes).toBe(300_008);
+    expect(retries).toHaveLength(1);
   });
 
   it('is noticed when nothing comes any more', async () => {

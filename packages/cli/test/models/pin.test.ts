@@ -2,6 +2,7 @@ import { createHash } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { pin as pinRepository } from '../../src/models/hub.js';
 import type { Manifest } from '../../src/models/manifest.js';
 import { runCli } from '../support/cli.js';
 import { FileServer } from '../support/file-server.js';
@@ -58,6 +59,17 @@ function answer(wrong: { entries?: unknown; config?: Buffer; next?: string; comm
 const pin = (...args: string[]) =>
   runCli(['models', 'pin', ...args], { env: { MUSER_HUB_URL: hub.url, HOME: folder.path, MUSER_HUB_TOKEN: 'hf_t' } });
 
+const pinned = (): Promise<Manifest> =>
+  pinRepository({
+    repository: REPOSITORY,
+    revision: 'main',
+    name: 'm',
+    include: [],
+    source: { base: new URL(hub.url), token: null },
+    signal: AbortSignal.timeout(30_000),
+    onFile: () => undefined,
+  });
+
 describe('muser models pin', () => {
   it('makes a manifest of a branch, which then can be pulled by name and verified', async () => {
     const run = await pin(`${REPOSITORY}@main`, '--json');
@@ -110,23 +122,26 @@ describe('muser models pin', () => {
   ];
   it.each(bad)('refuses %s', async (_, wrong, message) => {
     answer(wrong);
-    const run = await pin(`${REPOSITORY}@main`);
-    expect(run).toMatchObject({ exitCode: 1, stdout: '' });
-    expect(run.stderr).toMatch(message);
+    await expect(pinned()).rejects.toMatchObject({ exitCode: 1, message: expect.stringMatching(message) });
   });
 
   it('refuses pages without end', async () => {
     answer({ next: `${hub.url}/api/models/${REPOSITORY}/tree/${COMMIT}?recursive=true` });
-    const run = await pin(`${REPOSITORY}@main`);
-    expect(run.stderr).toMatch(/more than 20 pages/);
+    await expect(pinned()).rejects.toThrow(/more than 20 pages/);
+    expect(hub.requests.filter(({ path }) => path.includes('/tree/'))).toHaveLength(20);
   });
 
   it('says when there is no such repository', async () => {
     expect(await pin('no/body@main')).toMatchObject({ exitCode: 1, stderr: expect.stringContaining('NOT_FOUND') });
   });
 
-  it.each(['Some-Org@main', 'Some-Org/Model', '../..@main', 'a/b@', 'a/b/c@main', 'a/b@x y'])('refuses %s', async (what) => {
+  it.each(['Some-Org@main', 'Some-Org/Model', 'a/b@x y', 'a/b@../x'])('refuses %s', async (what) => {
     expect(await pin(what)).toMatchObject({ exitCode: 2, stdout: '' });
+  });
+
+  it('refuses digests that somebody on the way could change', async () => {
+    const run = await pin(`${REPOSITORY}@main`, '--from', 'http://hub.example');
+    expect(run).toMatchObject({ exitCode: 2, stderr: expect.stringContaining('plain http') });
   });
 
   it('refuses the name of a model that is part of muser', async () => {

@@ -32,7 +32,8 @@ async function put(path: string, bytes: Buffer): Promise<string> {
 }
 
 async function pulled(options: Partial<PullOptions> = {}) {
-  const { files } = await testPull(NOWHERE, { manifest, folder: to, found: stores, ...options });
+  const { files, bytes } = await testPull(NOWHERE, { manifest, folder: to, found: stores, ...options });
+  expect(bytes).toBe(WEIGHTS.length);
   expect(WEIGHTS.equals(await readFile(join(to, 'weights.bin')))).toBe(true);
   return files.map(({ from }) => from);
 }

@@ -51,6 +51,16 @@ describe('muser models verify', () => {
   });
 });
 
+describe('help', () => {
+  const commands = ['pull', 'list', 'verify', 'pin', 'check'].map((name) => ['models', name]);
+  it.each([...commands, ['producer', 'plan']])('of %s %s has examples and exit codes', async (...command) => {
+    const { exitCode, stdout, stderr } = await runCli([...command, '--help']);
+    expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: '' });
+    expect(stdout).toContain('Examples:');
+    expect(stdout).toContain('Exit codes: 0 ');
+  });
+});
+
 describe('wrong usage of muser models', () => {
   const cases: [string, string[], RegExp][] = [
     ['no command', ['models'], /Usage: muser models/],

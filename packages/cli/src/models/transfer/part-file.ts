@@ -25,14 +25,23 @@ export class PartFile {
     private readonly handle: FileHandle,
   ) {}
 
-  /** Opens or creates it; a part that is longer than the file can be starts again at zero. */
-  static async open(path: string, expected: Expected, signal: AbortSignal): Promise<PartFile> {
+  /**
+   * Opens or creates it; a part that is longer than the file can be starts again at zero.
+   *
+   * @param onBytes hears of the bytes that were there as they are read back
+   */
+  static async open(
+    path: string,
+    expected: Expected,
+    signal: AbortSignal,
+    onBytes: (count: number) => void,
+  ): Promise<PartFile> {
     await mkdir(dirname(path), { recursive: true });
     const handle = await open(path, 'a+', 0o600);
     const part = new PartFile(path, expected, handle);
     try {
       if ((await handle.stat()).size > expected.size) await part.reset();
-      else await part.#readBack(signal);
+      else await part.#readBack(signal, onBytes);
       return part;
     } catch (error) {
       await handle.close();
@@ -81,7 +90,7 @@ export class PartFile {
     await rm(this.path, { force: true });
   }
 
-  async #readBack(signal: AbortSignal): Promise<void> {
+  async #readBack(signal: AbortSignal, onBytes: (count: number) => void): Promise<void> {
     const block = Buffer.allocUnsafe(READ_BYTES);
     for (;;) {
       signal.throwIfAborted();
@@ -89,6 +98,7 @@ export class PartFile {
       if (bytesRead === 0) return;
       this.#hash.update(block.subarray(0, bytesRead));
       this.#length += bytesRead;
+      onBytes(bytesRead);
     }
   }
 }

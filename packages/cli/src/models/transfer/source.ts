@@ -16,7 +16,7 @@ export interface WebSource {
 export function hubSource(env: NodeJS.ProcessEnv): WebSource {
   const token = env['MUSER_HUB_TOKEN'] ?? '';
   const base = parseBase(env['MUSER_HUB_URL'] || PUBLIC_HUB);
-  if (token !== '' && base.protocol !== 'https:' && !isLoopback(base)) {
+  if (token !== '' && !isPrivate(base)) {
     throw usageError('MUSER_HUB_TOKEN is not sent over plain http', 'Use an https:// address in MUSER_HUB_URL.');
   }
   if (/[^\x21-\x7e]/.test(token)) throw usageError('MUSER_HUB_TOKEN has a character that no token has');
@@ -103,9 +103,10 @@ function parseBase(text: string): URL {
   return url;
 }
 
-function isLoopback(url: URL): boolean {
+/** Whether nobody on the way can read or change what is sent: https, or this machine. */
+export function isPrivate(url: URL): boolean {
   const host = url.hostname.replace(/^\[|\]$/g, '');
-  return host === 'localhost' || host === '::1' || (isIP(host) === 4 && host.startsWith('127.'));
+  return url.protocol === 'https:' || host === 'localhost' || host === '::1' || (isIP(host) === 4 && host.startsWith('127.'));
 }
 
 function refused(message: string): CliError {
