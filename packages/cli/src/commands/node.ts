@@ -14,7 +14,7 @@ Examples:
   $ muser node list
   $ muser node list --json
 
-Exit codes: 0 listed, 1 refused or no coordinator was ever started here, 2 wrong usage, 3 the coordinator cannot be reached`,
+Exit codes: 0 listed, 1 the coordinator refused, 2 wrong usage, 3 no coordinator runs here or it cannot be reached`,
     )
     .action(async (flags: { state?: string; json?: true }) => {
       const { listNodes } = await import('../nodes/list.js');
