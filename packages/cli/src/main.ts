@@ -15,6 +15,8 @@ const program = new Command('muser')
   .description('Prefill on an NVIDIA GB10, decode on a Mac: one request, two machines.')
   .version(cliVersion())
   .exitOverride()
+  // So that `muser producer` and `muser producer plan` can each have a --model.
+  .enablePositionalOptions()
   .showHelpAfterError('(see --help)')
   .addHelpText(
     'after',

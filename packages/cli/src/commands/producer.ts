@@ -1,7 +1,50 @@
-import type { Command } from 'commander';
+import { type Command, Option } from 'commander';
+import { wholeNumber } from '../arguments.js';
 import { registerProducerPlan } from './producer-plan.js';
 
+interface ProducerFlags {
+  backend: 'llama' | 'vllm';
+  model?: string;
+  state?: string;
+  host: string;
+  port: number;
+  json?: true;
+}
+
 export function registerProducer(program: Command): void {
-  const producer = program.command('producer').description('The prefill side of a hand-off, on a GB10.');
+  const producer = program
+    .command('producer')
+    .summary('run a producer on this machine; plan its memory')
+    .description(
+      'The prefill side of a hand-off, on a GB10. Without a further word it runs an enrolled producer until Ctrl-C and shows ' +
+        'each stage of its start. vLLM is installed first when it is not there.',
+    )
+    // `muser producer plan --model` is the plan's.
+    .enablePositionalOptions()
+    .addOption(new Option('--backend <engine>', 'what prefills').choices(['llama', 'vllm']).default('vllm'))
+    .option('--model <path>', "a checkpoint's folder for vllm, a GGUF file for llama (default: muse-nano)")
+    .option('--state <dir>', 'keeps its keys, configuration and log (default: $MUSER_STATE, else ~/.muser)')
+    .option('--host <address>', 'address that decoders and the coordinator dial', '127.0.0.1')
+    .option('--port <n>', 'its port; 0 takes a free one', wholeNumber(0, 65_535), 0)
+    .option('--json', 'print one JSON line on standard output when it is ready')
+    .addHelpText(
+      'after',
+      `
+Examples:
+  $ muser producer --backend vllm --model ~/.muser/models/muse-glimmer-30b-nvfp4 --host 10.0.0.2 --port 11712
+
+Exit codes: 0 stopped by Ctrl-C, 1 the start failed or it ended by itself, 2 wrong usage, 130 stopped while it was starting`,
+    )
+    .action(async (flags: ProducerFlags) => {
+      const { runProducer } = await import('../producer-run/run.js');
+      process.exitCode = await runProducer({
+        engine: flags.backend,
+        model: flags.model ?? null,
+        state: flags.state,
+        host: flags.host,
+        port: flags.port,
+        json: flags.json ?? false,
+      });
+    });
   registerProducerPlan(producer);
 }
