@@ -1,7 +1,6 @@
-import { join, resolve } from 'node:path';
-import { writeFileAtomic } from '@muser/service-kit';
 import { mkdir } from 'node:fs/promises';
-import { dirname } from 'node:path';
+import { dirname, join, resolve } from 'node:path';
+import { writeFileAtomic } from '@muser/service-kit';
 import { CliError, EXIT, usageError } from '../exit.js';
 import { formatBytes, formatTable } from '../format.js';
 import { defaultFolder, findManifest, installedFolder, isFolder, knownManifests, modelFolders } from './catalogue.js';
