@@ -92,7 +92,12 @@ def prepare_environment(settings: Settings) -> None:
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
     if settings.threads is not None:
-        # vLLM's own choice is to bind a thread to every core, whatever else the machine does.
-        defaults |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(settings.threads)}
+        # The processor is shared. vLLM's own choice is to bind a thread to every core, and threads that spin while they
+        # wait bring another engine on the same cores to a standstill.
+        defaults |= {
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(settings.threads),
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)

@@ -99,9 +99,11 @@ class Peer:
             "threads": 1,
             **settings,
         }
+        self.command = [sys.executable, "-m", "muser_vllm.worker"]
         self.log = self.folder / "log"
         self.milestones: dict[str, int] = {}
         self.heartbeats: list[dict[str, int]] = []
+        self.ends: dict[str, int] = {}
         self._reads = 0
         self._ids = 0
 
@@ -113,10 +115,10 @@ class Peer:
         return listener
 
     def spawn(self) -> None:
-        environment = {**os.environ, "VLLM_LOGGING_LEVEL": "WARNING"}
+        environment = {"VLLM_LOGGING_LEVEL": "WARNING", **os.environ}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                ["nice", "-n", "5", sys.executable, "-m", "muser_vllm.worker"],
+                ["/usr/bin/env", "nice", "-n", "5", *self.command],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -189,7 +191,7 @@ class Peer:
         return rows.view(parts, count, end - first, geometry["headDimension"])
 
     def shards(self, chunk: dict[str, int]) -> list[tuple[int, int, list[list[int]]]]:
-        """(first token, tokens, parts) as the producer divides a chunk: global layers whole, window layers from there."""
+        """(first token, tokens, parts) as the producer divides a chunk."""
         kinds = self.ready["geometry"]["layers"]
         first, end = self.hello["layers"]
         result = []
@@ -199,7 +201,9 @@ class Peer:
                 result.append((start, chunk["end"] - start, parts))
         return result
 
-    def collect(self, ids: list[str], *, done: bool = True, release: bool = True) -> dict[str, Received]:
+    def collect(  # noqa: C901 - one loop over what can come
+        self, ids: list[str], *, done: bool = True, release: bool = True
+    ) -> dict[str, Received]:
         """Reads every chunk of these transfers until each has all rows or has ended, and its `finished` is there."""
         received = {id_: Received() for id_ in ids}
         waiting: dict[int, tuple[str, int, int, list[list[int]]]] = {}
@@ -249,8 +253,6 @@ class Peer:
 
     def _complete(self, id_: str, received: Received) -> bool:
         return bool(received.chunks) and received.chunks[-1]["end"] == self.ends[id_]
-
-    ends: dict[str, int] = {}
 
     def run(self, tokens: list[int], held: int = 0, scope: str = "a", **options: Any) -> Received:
         return self.run_all([(tokens, held, scope)], **options)[0]

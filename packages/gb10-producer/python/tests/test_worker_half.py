@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from cache import DIM, HEADS, Engine, expected
+
 from muser_vllm.metadata import FinishedRequest, PrefillSpec
 from muser_vllm.refusals import Refused
 

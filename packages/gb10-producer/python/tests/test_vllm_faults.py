@@ -1,0 +1,88 @@
+"""The other side misbehaves or dies; nothing of vLLM may stay behind. Each of these starts a worker of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+
+import pytest
+import reference
+from peer import Peer
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def worker() -> Peer:
+    return Peer()
+
+
+def test_the_producer_is_gone(worker: Peer) -> None:
+    """Sockets close, as by kill -9, while a prefill runs. Standard input stays open: it must not be needed."""
+    try:
+        worker.start()
+        pids = worker.descendants()
+        worker.send_prefill(reference.prompt(4000, seed=1))
+        assert worker.next_data().kind == "chunk"
+        worker.data.close()
+        worker.control.close()
+        worker.wait_gone(pids, 60)
+    finally:
+        worker.cleanup()
+
+
+def test_garbage_on_the_data_link(worker: Peer) -> None:
+    try:
+        worker.start()
+        pids = worker.descendants()
+        worker.data.socket.sendall(struct.pack("<I", 2**31))
+        assert worker.process.wait(60) == 1
+        worker.wait_gone(pids, 60)
+    finally:
+        worker.cleanup()
+
+
+def test_garbage_on_the_control_link(worker: Peer) -> None:
+    try:
+        worker.start()
+        pids = worker.descendants()
+        worker.control.socket.sendall(struct.pack("<I", 16) + b"\xff" * 16)
+        assert worker.process.wait(60) == 1
+        worker.wait_gone(pids, 60)
+    finally:
+        worker.cleanup()
+
+
+def test_sigterm_while_it_starts(worker: Peer) -> None:
+    try:
+        worker.spawn()
+        worker.control, _ = worker.accept("control")
+        worker.data, _ = worker.accept("data")
+        pids = worker.descendants()
+        os.kill(worker.process.pid, signal.SIGTERM)
+        assert worker.process.wait(60) == 0
+        worker.wait_gone(pids, 60)
+    finally:
+        worker.cleanup()
+
+
+def test_a_model_that_is_not_there_is_refused() -> None:
+    worker = Peer(modelPath="/nowhere/model")
+    try:
+        worker.spawn()
+        worker.control, _ = worker.accept("control")
+        assert worker.next_control("refused").header["code"] == "ENGINE_FAILED"
+        assert worker.process.wait(60) == 1
+    finally:
+        worker.cleanup()
+
+
+def test_settings_that_are_not_valid_end_it_at_once() -> None:
+    worker = Peer(chunkTokens="many")
+    try:
+        worker.spawn()
+        assert worker.process.wait(60) == 2
+        assert worker.secret not in worker.log_text()
+    finally:
+        worker.cleanup()
