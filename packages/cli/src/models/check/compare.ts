@@ -74,8 +74,8 @@ export function comparePair(gguf: ModelTraits, huggingface: ModelTraits, tokens:
 
 function tokenRow(gguf: ModelTraits, huggingface: ModelTraits, tokens: TokenComparison | null): Comparison {
   const what = 'order of tokens';
-  if (tokens === null || gguf.tokenizer === null) return { what, gguf: null, huggingface: null, same: null };
-  const sides = { gguf: `${gguf.tokenizer.count} tokens`, huggingface: `${huggingface.tokenizer?.count ?? 0} tokens` };
+  if (tokens === null || gguf.tokenCount === null) return { what, gguf: null, huggingface: null, same: null };
+  const sides = { gguf: `${gguf.tokenCount} tokens`, huggingface: `${huggingface.tokenCount ?? 0} tokens` };
   return { what, ...sides, same: tokens.same };
 }
 

@@ -1,4 +1,3 @@
-import { createHash } from 'node:crypto';
 import { damaged, HeaderReader } from './header-reader.js';
 
 /** A header of 200,000 tokens with merges has about 10 MB. */
@@ -26,7 +25,8 @@ export interface GgufHeader {
   keys: ReadonlySet<string>;
   /** Shape of each tensor, innermost dimension first. */
   tensors: ReadonlyMap<string, readonly number[]>;
-  tokens: { count: number; sha256: string } | null;
+  /** null: there is no vocabulary. */
+  tokenCount: number | null;
   fileBytes: number;
 }
 
@@ -64,7 +64,7 @@ export function readGgufHeader(path: string, onToken?: (id: number, bytes: Buffe
 class GgufParser {
   readonly #values = new Map<string, Value>();
   readonly #keys = new Set<string>();
-  #tokens: GgufHeader['tokens'] = null;
+  #tokenCount: number | null = null;
   #keptElements = 0;
 
   constructor(
@@ -87,7 +87,7 @@ class GgufParser {
     const keyCount = reader.uint64('the number of keys', MAX_KEYS);
     for (let i = 0; i < keyCount; i += 1) this.#readPair();
     const tensors = this.#readTensors(tensorCount);
-    return { values: this.#values, keys: this.#keys, tensors, tokens: this.#tokens, fileBytes: reader.size };
+    return { values: this.#values, keys: this.#keys, tensors, tokenCount: this.#tokenCount, fileBytes: reader.size };
   }
 
   #readPair(): void {
@@ -133,15 +133,11 @@ class GgufParser {
       return;
     }
     if (count > MAX_TOKENS) throw damaged(`${this.path}: ${key} has ${count} entries, allowed are ${MAX_TOKENS}`);
-    const hash = createHash('sha256');
-    const length = Buffer.alloc(4);
     for (let id = 0; id < count; id += 1) {
       const bytes = reader.bytes(reader.uint64(key, MAX_TOKEN_BYTES), key);
-      length.writeUInt32LE(bytes.length);
-      hash.update(length).update(bytes);
       this.onToken(id, bytes);
     }
-    this.#tokens = { count, sha256: hash.digest('hex') };
+    this.#tokenCount = count;
   }
 
   #readTensors(count: number): Map<string, readonly number[]> {

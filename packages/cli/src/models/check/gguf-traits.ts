@@ -23,7 +23,7 @@ export function ggufTraits(path: string, onToken?: (id: number, bytes: Buffer) =
     architecture,
     weights: metadata.text('general.size_label'),
     shape,
-    tokenizer: header.tokens,
+    tokenCount: header.tokenCount,
     obstacles: obstacles.list,
     notes: [
       'GGUF does not say which layers rotate K, nor in which order its elements lie: the engine knows, and every hand-off compares.',
@@ -90,10 +90,12 @@ function lookForOtherKinds(metadata: Metadata, obstacles: Obstacles): void {
   const splits = header.values.get('split.count');
   obstacles.unsupported(typeof splits === 'number' && splits > 1, 'it is one of several files: join them with llama-gguf-split --merge');
   obstacles.unsupported(header.tensors.size === 0, 'it holds no weights');
-  obstacles.unsupported(header.tokens === null, 'it holds no vocabulary');
+  obstacles.unsupported(header.tokenCount === null, 'it holds no vocabulary');
   obstacles.unsupported(metadata.value('attention.causal') === false, 'it looks at later tokens too: an encoder, no generator');
   obstacles.unsupported(positive('pooling_type'), 'it makes embeddings, no text');
   obstacles.unsupported(metadata.has('decoder_start_token_id'), 'it is an encoder with a decoder, whose KV is of another kind');
+  const tokenizer = metadata.text('tokenizer.ggml.model') ?? 'unknown';
+  obstacles.local(tokenizer !== 'gpt2', `its tokenizer is no byte-level BPE (${tokenizer}): two of them cannot be compared`);
   const latent = ['attention.kv_lora_rank', 'attention.key_length_mla'].some((name) => metadata.has(name));
   obstacles.local(latent, 'its KV cache is compressed (MLA), which is no K and V per head');
   const recurrent = ['ssm.', 'wkv.', 'kda.', 'shortconv.'].some((group) => metadata.hasGroup(group));
@@ -158,7 +160,7 @@ function readShape(metadata: Metadata, obstacles: Obstacles): KvShape | null {
     windowTokens: layers?.includes('window') === false ? 0 : windowTokens,
     ropeBase: metadata.number('rope.freq_base') ?? 10_000,
     ropeLayers: null,
-    vocabularySize: metadata.header.tokens?.count ?? 0,
+    vocabularySize: metadata.header.tokenCount ?? 0,
   };
 }
 

@@ -1,4 +1,3 @@
-import { createHash } from 'node:crypto';
 import { readdir, readFile, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { LayerKind } from '@muser/protocol';
@@ -73,7 +72,7 @@ export async function hfTraits(folder: string): Promise<HfModel> {
   const notes: string[] = [];
   lookForOtherKinds(config, text, obstacles);
   if (config.auto_map !== undefined) notes.push("It brings code of its own, which muser never runs: vLLM must know the model by itself.");
-  const tokens = await readTokens(join(folder, 'tokenizer.json'));
+  const tokens = await readTokens(join(folder, 'tokenizer.json'), obstacles);
   const shape = readShape(text, tokens?.length ?? 0, obstacles);
   checkShape(shape, obstacles);
   await checkWeights(folder, shape, obstacles);
@@ -84,7 +83,7 @@ export async function hfTraits(folder: string): Promise<HfModel> {
     architecture: config.model_type,
     weights: quantization == null ? null : [quantization.quant_method, quantization.format].filter(Boolean).join(' '),
     shape,
-    tokenizer: tokens === null ? null : { count: tokens.length, sha256: digestTokens(tokens) },
+    tokenCount: tokens?.length ?? null,
     obstacles: obstacles.list,
     notes,
   };
@@ -242,16 +241,23 @@ export function readSafetensorsHeader(path: string): Map<string, readonly number
 
 const tokenizerSchema = z.looseObject({
   model: z.looseObject({
+    type: z.string().nullish(),
+    byte_fallback: z.boolean().nullish(),
     /** Id by token, or [token, score] in id order. Looked at by hand: it has up to millions of entries, and any key. */
     vocab: z.custom<object>((value) => typeof value === 'object' && value !== null),
   }),
   added_tokens: z.array(z.looseObject({ id: count, content: z.string() })).nullish(),
 });
 
-async function readTokens(path: string): Promise<TokenList | null> {
+async function readTokens(path: string, obstacles: Obstacles): Promise<TokenList | null> {
   const raw = await readJson(path, MAX_TOKENIZER_BYTES);
+  obstacles.local(raw === null, 'it has no tokenizer.json: its tokens cannot be compared');
   if (raw === null) return null;
   const { model, added_tokens: added } = parse(tokenizerSchema, raw, path);
+  obstacles.local(
+    model.type !== 'BPE' || model.byte_fallback === true,
+    `its tokenizer is no byte-level BPE (${model.type ?? 'unknown'}): two of them cannot be compared`,
+  );
   const pairs: [unknown, unknown][] = Array.isArray(model.vocab)
     ? model.vocab.map((entry: unknown, id) => [Array.isArray(entry) ? entry[0] : null, id])
     : Object.entries(model.vocab);
@@ -265,17 +271,6 @@ async function readTokens(path: string): Promise<TokenList | null> {
     tokens[id] = text;
   }
   return tokens;
-}
-
-function digestTokens(tokens: TokenList): string {
-  const hash = createHash('sha256');
-  const length = Buffer.alloc(4);
-  for (const token of tokens) {
-    const bytes = Buffer.from(token ?? '');
-    length.writeUInt32LE(bytes.length);
-    hash.update(length).update(bytes);
-  }
-  return hash.digest('hex');
 }
 
 async function readJson(path: string, limit: number): Promise<unknown> {

@@ -31,7 +31,8 @@ export interface ModelTraits {
   weights: string | null;
   /** null when an obstacle makes it meaningless. */
   shape: KvShape | null;
-  tokenizer: { count: number; sha256: string } | null;
+  /** null: there is no vocabulary. */
+  tokenCount: number | null;
   obstacles: Obstacle[];
   notes: string[];
 }
