@@ -1,12 +1,9 @@
-import { execFile } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { link, readFile, rename, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { promisify } from 'node:util';
 
 import { ServiceError } from './errors.js';
-
-const execFileAsync = promisify(execFile);
+import { isProcessRunning, startOfProcess } from './process-life.js';
 
 /** The right to be the only process that uses a folder. */
 export interface FolderLock {
@@ -28,7 +25,7 @@ export async function lockFolder(folder: string): Promise<FolderLock> {
   const path = join(folder, 'lock');
   const mine: Holder = {
     pid: process.pid,
-    started: (await startOf(process.pid)) ?? '',
+    started: (await startOfProcess(process.pid)) ?? '',
     token: randomBytes(12).toString('hex'),
   };
   try {
@@ -93,9 +90,8 @@ async function createExclusively(path: string, holder: Holder): Promise<boolean>
 
 async function livingHolder(path: string): Promise<Holder | null> {
   const holder = await readHolder(path);
-  if (holder === null || !isRunning(holder.pid)) return null;
-  const started = await startOf(holder.pid);
-  if (started === 'ended') return null;
+  if (holder === null || !(await isProcessRunning(holder.pid))) return null;
+  const started = await startOfProcess(holder.pid);
   // Without a start time on either side the number alone has to do, and the cautious answer is: alive.
   const isSameProcess = started === null || holder.started === '' || started === holder.started;
   return isSameProcess ? holder : null;
@@ -110,34 +106,5 @@ async function readHolder(path: string): Promise<Holder | null> {
   } catch (error) {
     if (error instanceof SyntaxError || (error as NodeJS.ErrnoException).code === 'ENOENT') return null;
     throw error;
-  }
-}
-
-function isRunning(pid: number): boolean {
-  try {
-    process.kill(pid, 0);
-    return true;
-  } catch (error) {
-    return (error as NodeJS.ErrnoException).code === 'EPERM';
-  }
-}
-
-/**
- * When a process started, as text to compare; null when the system does not say. 'ended' for one that is dead and only
- * waits to be reaped, which in a container may be for ever.
- */
-async function startOf(pid: number): Promise<string | null> {
-  try {
-    if (process.platform === 'linux') {
-      const stat = await readFile(`/proc/${pid}/stat`, 'utf8');
-      // The command name in parentheses may hold anything, so fields are counted after it: state, then 18 others.
-      const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
-      return fields[0] === 'Z' || fields[0] === 'X' ? 'ended' : (fields[19] ?? null);
-    }
-    const { stdout } = await execFileAsync('ps', ['-o', 'stat=,lstart=', '-p', String(pid)], { timeout: 5_000 });
-    const [state = '', ...started] = stdout.trim().split(/\s+/);
-    return state.startsWith('Z') ? 'ended' : started.join(' ') || null;
-  } catch {
-    return null;
   }
 }

@@ -23,5 +23,6 @@ export { ensurePrivateFolder, readPrivateFile, writeFileAtomic } from './files.j
 export { readJsonObject } from './json-input.js';
 export { lockFolder } from './folder-lock.js';
 export type { FolderLock } from './folder-lock.js';
+export { isProcessRunning } from './process-life.js';
 export { systemClock } from './clock.js';
 export type { Clock } from './clock.js';

@@ -1,6 +1,5 @@
-import { readFileSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
-import { ServiceError, lockFolder, type FolderLock } from '@muser/service-kit';
+import { ServiceError, isProcessRunning, lockFolder, type FolderLock } from '@muser/service-kit';
 import { CliError, EXIT } from '../exit.js';
 import { createStateFolders, readEndpoints, type StateLayout } from '../state.js';
 import type { StatusOutput } from '../terminal.js';
@@ -31,19 +30,11 @@ export async function waitForPrevious(layout: StateLayout, output: StatusOutput,
   if (endpoints === null) return;
   const deadline = performance.now() + PREVIOUS_LIMIT_MS;
   let told = false;
-  while (Object.values(endpoints.pids).some(isRunning) && performance.now() < deadline) {
+  const pids = Object.values(endpoints.pids);
+  const anyRuns = async (): Promise<boolean> => (await Promise.all(pids.map(isProcessRunning))).includes(true);
+  while (performance.now() < deadline && (await anyRuns())) {
     if (!told) output.line('waiting for the processes of the previous run to end');
     told = true;
     await delay(POLL_MS, undefined, { signal });
-  }
-}
-
-function isRunning(pid: number): boolean {
-  try {
-    process.kill(pid, 0);
-    // In a container nobody may reap a process whose parent was killed: it has ended, but its number stays.
-    return process.platform !== 'linux' || !/^\d+ \(.*\) Z/s.test(readFileSync(`/proc/${pid}/stat`, 'utf8'));
-  } catch {
-    return false;
   }
 }
