@@ -4,6 +4,16 @@ import { PeerClient, type Identity } from '@muser/transport';
 interface Connection {
   readonly target: string;
   readonly client: PeerClient;
+  /** How many run on it. */
+  transfers: number;
+}
+
+/** The connections to one producer. */
+interface Peer {
+  /** New transfers begin here; null when the last one failed. */
+  current: Connection | null;
+  /** The current one, and former ones on which transfers still run. */
+  readonly open: Set<Connection>;
 }
 
 /** Failures after which another address of the same producer is worth a try: nothing was sent yet. */
@@ -11,7 +21,7 @@ const OTHER_ADDRESS = new Set(['PEER_UNREACHABLE', 'PEER_IDENTITY']);
 
 /** One connection to each producer, kept between requests, at the address that worked last. */
 export class ProducerConnections {
-  private readonly connections = new Map<string, Connection>();
+  private readonly peers = new Map<string, Peer>();
 
   constructor(private readonly identity: Identity) {}
 
@@ -24,12 +34,14 @@ export class ProducerConnections {
     requestBytes: Buffer,
     options: { signal: AbortSignal; deadlineMs: number; idleTimeoutMs: number },
   ): AsyncGenerator<Buffer, void, undefined> {
+    const peer = this.peerOf(entry);
     let firstFailure: MuserError | null = null;
-    for (const target of this.addressesOf(entry)) {
+    for (const target of addressesOf(entry, peer)) {
       let received = false;
+      let connection: Connection | null = null;
       try {
-        const { client } = this.connectionTo(entry, target);
-        for await (const frame of client.prefill(requestBytes, options)) {
+        connection = this.connect(peer, entry, target);
+        for await (const frame of connection.client.prefill(requestBytes, options)) {
           received = true;
           yield frame;
         }
@@ -37,44 +49,65 @@ export class ProducerConnections {
       } catch (error) {
         const failure = toMuserError(error, 'PEER_UNREACHABLE');
         if (received || !OTHER_ADDRESS.has(failure.code)) throw failure;
-        this.forget(entry.nodeId);
+        if (peer.current === connection) peer.current = null;
         firstFailure ??= failure;
+      } finally {
+        if (connection !== null) leave(peer, connection);
       }
     }
     throw firstFailure ?? new MuserError('PEER_UNREACHABLE', `The producer ${entry.name} has no address.`);
   }
 
-  /** Closes the connections to producers that are not in the list any more. */
+  /** Breaks the connections to producers that are not in the list any more, with the transfers on them. */
   keepOnly(nodeIds: ReadonlySet<string>): void {
-    for (const nodeId of [...this.connections.keys()]) if (!nodeIds.has(nodeId)) this.forget(nodeId);
+    for (const [nodeId, { open }] of this.peers) {
+      if (nodeIds.has(nodeId)) continue;
+      for (const { client } of open) client.close();
+      this.peers.delete(nodeId);
+    }
   }
 
   close(): void {
     this.keepOnly(new Set());
   }
 
-  private addressesOf(entry: ProducerEntry): string[] {
-    const lastGood = this.connections.get(entry.nodeId)?.target;
-    const others = entry.addresses.filter((address) => address !== lastGood);
-    return lastGood !== undefined && others.length < entry.addresses.length ? [lastGood, ...others] : others;
+  private peerOf({ nodeId }: ProducerEntry): Peer {
+    let peer = this.peers.get(nodeId);
+    if (peer === undefined) {
+      peer = { current: null, open: new Set() };
+      this.peers.set(nodeId, peer);
+    }
+    return peer;
   }
 
-  private connectionTo(entry: ProducerEntry, target: string): Connection {
-    const known = this.connections.get(entry.nodeId);
-    if (known?.target === target) return known;
-    known?.client.close();
-    const client = PeerClient.connect({
-      identity: this.identity,
-      target,
-      expect: { role: 'producer', nodeId: entry.nodeId },
-    });
-    const connection = { target, client };
-    this.connections.set(entry.nodeId, connection);
+  private connect(peer: Peer, { nodeId }: ProducerEntry, target: string): Connection {
+    const former = peer.current;
+    if (former?.target === target) {
+      former.transfers += 1;
+      return former;
+    }
+    const client = PeerClient.connect({ identity: this.identity, target, expect: { role: 'producer', nodeId } });
+    const connection = { target, client, transfers: 1 };
+    peer.current = connection;
+    peer.open.add(connection);
+    if (former !== null) closeUnused(peer, former);
     return connection;
   }
+}
 
-  private forget(nodeId: string): void {
-    this.connections.get(nodeId)?.client.close();
-    this.connections.delete(nodeId);
-  }
+/** The address of the current connection first. */
+function addressesOf({ addresses }: ProducerEntry, { current }: Peer): string[] {
+  return [...addresses].sort((a, b) => Number(b === current?.target) - Number(a === current?.target));
+}
+
+function leave(peer: Peer, connection: Connection): void {
+  connection.transfers -= 1;
+  closeUnused(peer, connection);
+}
+
+/** Transfers that were begun on a connection end on it, also when others are begun on a new one. */
+function closeUnused(peer: Peer, connection: Connection): void {
+  if (connection === peer.current || connection.transfers > 0) return;
+  connection.client.close();
+  peer.open.delete(connection);
 }

@@ -7,6 +7,8 @@ const FIRST_PAUSE_MS = 200;
 const LONGEST_PAUSE_MS = 5_000;
 /** A stream that has lived this long was a good one: the next pause starts small again. */
 const STEADY_MS = 10_000;
+/** The coordinator sends its list at least every 1.5 s; one that is silent for this long is away. */
+const SILENCE_LIMIT_MS = 5_000;
 
 export interface CoordinatorWatchOptions {
   readonly identity: Identity;
@@ -59,7 +61,8 @@ export class CoordinatorWatch {
     try {
       client = PeerClient.connect({ identity, target, expect: { role: 'coordinator' } });
       const request = { protocolVersion: PROTOCOL_VERSION, model, name };
-      for await (const list of client.watchProducers(request, { signal: this.stop.signal })) {
+      const options = { signal: this.stop.signal, idleTimeoutMs: SILENCE_LIMIT_MS };
+      for await (const list of client.watchProducers(request, options)) {
         if (this.current === 'absent') logger.info({ producers: list.producers.length }, 'coordinator connected');
         this.current = 'connected';
         onList(list);

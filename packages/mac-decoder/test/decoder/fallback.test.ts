@@ -312,6 +312,16 @@ describe('the way to a producer', () => {
     expect(muser).toMatchObject({ prefill: 'remote', fallback: null });
   });
 
+  test('requests that leave a dead address together do not break each other', async () => {
+    await rig.offer({ addresses: [`127.0.0.1:${await closedPort()}`, rig.producer.target] });
+    const documents = [rig.document(8, 900), rig.document(9, 900)];
+    const answers = await Promise.all(documents.map(({ prompt }) => ask(rig.url, prompt, { prefill: 'remote' })));
+    for (const [index, { text, muser }] of answers.entries()) {
+      expect(text).toContain(documents[index]?.value);
+      expect(muser).toMatchObject({ prefill: 'remote', fallback: null });
+    }
+  });
+
   test.each([10_000, 500_000, 1_500_000, 2_500_000])('a connection cut at byte %i', async (cutAtByte) => {
     const [host = '', port = ''] = rig.producer.target.split(':');
     const proxy = await FaultProxy.listen({
@@ -390,6 +400,18 @@ test('a coordinator that is gone is not needed, and is found again', async () =>
   expect(muser).toMatchObject({ prefill: 'remote', fallback: null });
   await rig.restartCoordinator();
   await rig.until(async () => (await rig.health()).coordinator === 'connected');
+});
+
+test('a coordinator that only keeps its stream open is away, and is not needed', async () => {
+  await rig.offer();
+  rig.coordinator.fallSilent();
+  await rig.until(async () => (await rig.health()).coordinator === 'absent');
+  const { prompt, value } = rig.document(10, 300);
+  const { text, muser } = await ask(rig.url, prompt, { prefill: 'remote' });
+  expect(text).toContain(value);
+  expect(muser).toMatchObject({ prefill: 'remote', fallback: null });
+  await rig.coordinator.close();
+  await rig.restartCoordinator();
 });
 
 /** A port on which nobody listens. */

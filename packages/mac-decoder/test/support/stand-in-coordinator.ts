@@ -5,13 +5,21 @@ export interface StandInCoordinator {
   readonly target: string;
   /** Sends this list to every decoder that watches, and to those that come later. */
   publish(producers: readonly ProducerEntry[]): void;
+  /** Keeps its streams open and sends nothing more. */
+  fallSilent(): void;
   close(): Promise<void>;
 }
+
+const HEARTBEAT_MS = 1_000;
 
 /** Hands decoders a list of producers over the real transport. */
 export async function startStandInCoordinator(identity: Identity, port = 0): Promise<StandInCoordinator> {
   let producers: readonly ProducerEntry[] = [];
   let changed = signalOnce();
+  const notify = (): void => {
+    changed.resolve();
+    changed = signalOnce();
+  };
   const closed = new AbortController();
   const server = createServer();
   addPlacementService(server, {
@@ -30,14 +38,16 @@ export async function startStandInCoordinator(identity: Identity, port = 0): Pro
     },
   });
   const listener = await PeerListener.listen({ identity, host: '127.0.0.1', port, server });
+  const heartbeat = setInterval(notify, HEARTBEAT_MS);
   return {
     target: `127.0.0.1:${listener.address.port}`,
     publish: (next) => {
       producers = next;
-      changed.resolve();
-      changed = signalOnce();
+      notify();
     },
+    fallSilent: () => clearInterval(heartbeat),
     close: async () => {
+      clearInterval(heartbeat);
       closed.abort();
       await listener.close(0);
     },
