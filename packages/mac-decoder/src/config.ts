@@ -24,9 +24,15 @@ export const decoderConfigSchema = z.strictObject({
     .min(64)
     .max(1_048_576)
     .default(32_768)
-    .describe('KV cells shared by all sequences, in tokens.'),
+    .meta({ unit: 'tokens', description: 'KV cells shared by all sequences.' }),
   maxSequences: z.number().int().min(1).max(64).default(4).describe('Requests that run at once.'),
-  chunkTokens: z.number().int().min(1).max(8_192).default(512).describe('Tokens of one prefill step.'),
+  chunkTokens: z
+    .number()
+    .int()
+    .min(1)
+    .max(8_192)
+    .default(512)
+    .meta({ unit: 'tokens', description: 'Tokens of one prefill step.' }),
   threads: z
     .number()
     .int()
@@ -42,7 +48,10 @@ export const decoderConfigSchema = z.strictObject({
     .min(1)
     .max(131_072)
     .default(2_048)
-    .describe('Longest answer of a request that names no limit, in tokens; never more than the context has left.'),
+    .meta({
+      unit: 'tokens',
+      description: 'Longest answer of a request that names no limit; never more than the context has left.',
+    }),
   queueLimit: z
     .number()
     .int()
@@ -50,15 +59,23 @@ export const decoderConfigSchema = z.strictObject({
     .max(10_000)
     .default(64)
     .describe('Requests that may wait for room in the engine.'),
-  queueDeadlineMs: milliseconds.default(300_000).describe('Longest wait for room in the engine.'),
+  queueDeadlineMs: milliseconds
+    .default(300_000)
+    .meta({ unit: 'milliseconds', description: 'Longest wait for room in the engine.' }),
   coordinator: hostPort
     .nullable()
     .default(null)
     .describe('gRPC address of the coordinator; null means that every prefill is local.'),
   prefill: prefillModeSchema.default('auto').describe('Way of requests that name none.'),
-  transferDeadlineMs: milliseconds.default(600_000).describe('Longest remote prefill, queue and transfer included.'),
-  stallTimeoutMs: milliseconds.default(15_000).describe('Longest silence of a producer during a transfer.'),
-  drainMs: milliseconds.default(10_000).describe('How long running requests may go on after SIGTERM.'),
+  transferDeadlineMs: milliseconds
+    .default(600_000)
+    .meta({ unit: 'milliseconds', description: 'Longest remote prefill, queue and transfer included.' }),
+  stallTimeoutMs: milliseconds
+    .default(15_000)
+    .meta({ unit: 'milliseconds', description: 'Longest silence of a producer during a transfer.' }),
+  drainMs: milliseconds
+    .default(10_000)
+    .meta({ unit: 'milliseconds', description: 'How long running requests may go on after SIGTERM.' }),
   logLevel: fields.logLevel(),
   exitWithParent: fields.exitWithParent(),
 });

@@ -1,10 +1,20 @@
 import { join } from 'node:path';
+import { MuserError } from '@muser/protocol';
+import {
+  ensurePrivateFolder,
+  fileDigest,
+  lockFolder,
+  startParts,
+  type Closer,
+  type Logger,
+  type RunningService,
+} from '@muser/service-kit';
 import { loadIdentity, type Identity } from '@muser/transport';
-import { ensurePrivateFolder, fileDigest, lockFolder, type Logger } from '@muser/service-kit';
 import { ActiveRequests } from './api/active-requests.js';
 import { createApi } from './api/server.js';
 import { ChatTemplate } from './chat/template.js';
 import type { DecoderConfig } from './config.js';
+import { logEngine, requireAddon } from './engine/addon.js';
 import { DecoderEngine } from './engine/decoder-engine.js';
 import { measureLocalPrefill } from './engine/warm-up.js';
 import { MeasuredRates } from './placement/rates.js';
@@ -16,10 +26,9 @@ import { RequestRunner } from './requests/runner.js';
 /** How long answers that were written may take to leave when the server closes. */
 const CLOSE_GRACE_MS = 1_000;
 
-export interface RunningDecoder {
+export interface RunningDecoder extends RunningService {
   /** For the ready line. */
   readonly ready: { http: string; nodeId: string | null; model: string };
-  close(): Promise<void>;
 }
 
 interface Remote {
@@ -27,48 +36,33 @@ interface Remote {
   readonly watch: CoordinatorWatch;
 }
 
-/**
- * Starts everything in the order in which it depends on each other, and takes it down the other way round, also when a
- * later part does not start.
- */
-export async function startDecoder(
-  config: DecoderConfig,
-  logger: Logger,
-  signal: AbortSignal,
-): Promise<RunningDecoder> {
-  const closers: (() => Promise<void> | void)[] = [];
-  const close = async (): Promise<void> => {
-    for (const closer of closers.splice(0).reverse()) await closer();
-  };
-  try {
-    return { ready: await start(config, logger, signal, closers), close };
-  } catch (error) {
-    await close();
-    throw error;
-  }
+/** Starts everything in the order in which it depends on each other, and takes it down the other way round. */
+export function startDecoder(config: DecoderConfig, logger: Logger, signal: AbortSignal): Promise<RunningDecoder> {
+  return startParts(async (onClose) => ({ ready: await start(config, logger, signal, onClose) }));
 }
 
 async function start(
   config: DecoderConfig,
   logger: Logger,
   signal: AbortSignal,
-  closers: (() => Promise<void> | void)[],
+  onClose: (closer: Closer) => void,
 ): Promise<RunningDecoder['ready']> {
   await ensurePrivateFolder(config.stateDir);
   const lock = await lockFolder(config.stateDir);
-  closers.push(() => lock.release());
-  const identity = config.coordinator === null ? null : await loadIdentity(join(config.stateDir, 'identity'));
+  onClose(() => lock.release());
+  const identity = config.coordinator === null ? null : await loadOwnIdentity(config.stateDir);
 
-  const modelDigest = await fileDigest(config.model, config.stateDir, signal);
+  const [modelDigest] = await Promise.all([fileDigest(config.model, config.stateDir, signal), requireAddon()]);
+  logEngine(logger.child({ part: 'llama.cpp' }));
   const engine = await DecoderEngine.start({ ...config, modelDigest }, signal);
-  closers.push(() => engine.close());
+  onClose(() => engine.close());
   const template = new ChatTemplate(engine.model.info.chatTemplate, templateTexts(engine));
   const rates = new MeasuredRates();
   await measureLocalPrefill(engine, rates, signal);
 
   const directory = new ProducerDirectory();
   const remote = followCoordinator(config, identity, engine, directory, logger);
-  closers.push(async () => {
+  onClose(async () => {
     await remote?.watch.close();
     remote?.connections.close();
   });
@@ -97,12 +91,19 @@ async function start(
     coordinatorState: () => remote?.watch.state ?? 'absent',
     logger,
   });
-  closers.push(async () => {
+  onClose(async () => {
     await active.drain(config.drainMs);
     await api.close(CLOSE_GRACE_MS);
   });
   const { url } = await api.listen(config.port);
   return { http: url, nodeId: identity?.nodeId ?? null, model: engine.identity.name };
+}
+
+async function loadOwnIdentity(stateDir: string): Promise<Identity> {
+  const dir = join(stateDir, 'identity');
+  const identity = await loadIdentity(dir);
+  if (identity.role === 'decoder') return identity;
+  throw new MuserError('CONFIG_INVALID', `${dir} holds the identity of a ${identity.role}`);
 }
 
 function followCoordinator(

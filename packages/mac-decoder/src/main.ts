@@ -1,11 +1,20 @@
-import { text } from 'node:stream/consumers';
-import { createLogger, loadConfig, printReady, runCommandLine, runProcess } from '@muser/service-kit';
+import {
+  createLogger,
+  EXIT,
+  loadConfig,
+  printReady,
+  readJsonObject,
+  runCommandLine,
+  runProcess,
+} from '@muser/service-kit';
 import { createIdentity, installIdentity, type IdentityBundle } from '@muser/transport';
 import { decoderConfigSchema, ENV_PREFIX } from './config.js';
 import { startDecoder } from './decoder.js';
 
 /** Beyond the time for draining: closing the server and freeing the engine. */
 const CLOSE_MARGIN_MS = 10_000;
+/** Two certificates and two short texts. */
+const MAX_BUNDLE_BYTES = 64 * 1024;
 
 async function run(file: string): Promise<number> {
   const config = await loadConfig(decoderConfigSchema, { file, env: process.env, envPrefix: ENV_PREFIX });
@@ -22,7 +31,7 @@ async function run(file: string): Promise<number> {
   });
 }
 
-process.exitCode = await runCommandLine({
+const exitCode = await runCommandLine({
   name: 'mac-decoder',
   argv: process.argv.slice(2),
   commands: [
@@ -31,17 +40,20 @@ process.exitCode = await runCommandLine({
       flags: ['dir'],
       run: async ({ dir = '' }) => {
         printReady({ ...(await createIdentity(dir, 'decoder')) });
-        return 0;
+        return EXIT.ok;
       },
     },
     {
       words: ['identity', 'install'],
       flags: ['dir'],
       run: async ({ dir = '' }) => {
-        await installIdentity(dir, JSON.parse(await text(process.stdin)) as IdentityBundle);
-        return 0;
+        // What the object holds is installIdentity's to check.
+        await installIdentity(dir, (await readJsonObject(process.stdin, MAX_BUNDLE_BYTES)) as IdentityBundle);
+        return EXIT.ok;
       },
     },
     { words: ['run'], flags: ['config'], run: ({ config = '' }) => run(config) },
   ],
 });
+// Not only its code: a close that went over its limit may have left something that keeps the process alive.
+process.exit(exitCode);

@@ -1,5 +1,6 @@
 import { ERROR_CODES, isErrorCode, MuserError, toMuserError, type ErrorCode } from '@muser/protocol';
 import type { z } from 'zod';
+import { withoutForeignText } from './foreign-errors.js';
 
 /** An error in OpenAI's form; `code` is ours. */
 export interface OpenAiError {
@@ -61,7 +62,7 @@ function classify(thrown: unknown): MuserError {
   }
   // The service kit's errors have codes of the same list, and messages made for people.
   if (isErrorCode(code)) return toMuserError(thrown, code);
-  return new MuserError('INTERNAL', 'The decoder failed; its log says more.', { cause: thrown });
+  return withoutForeignText(thrown);
 }
 
 /** `["messages", 0, "content"]` as `messages[0].content`. */

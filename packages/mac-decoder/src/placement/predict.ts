@@ -1,4 +1,5 @@
-import { rowBytesOf, type Geometry, type ProducerEntry } from '@muser/protocol';
+import type { Geometry, ProducerEntry } from '@muser/protocol';
+import { stageBytes } from '../ingest/staging.js';
 import type { MeasuredRates } from './rates.js';
 
 // What is assumed of a producer that was never used: fast enough to be tried, so that its real rates are learned.
@@ -7,13 +8,10 @@ const ASSUMED_LINK_BYTES_PER_SECOND = 125_000_000;
 const ASSUMED_HANDSHAKE_MS = 20;
 /** Of this decoder before its first prefill; only the ratio to a producer's rate matters. */
 const ASSUMED_LOCAL_TOKENS_PER_SECOND = 500;
-/** Bytes of a hand-off of `tokens` rows in chunks of `chunkTokens`; window rows as a producer sends them. */
+
+/** Bytes of a hand-off of `tokens` rows in chunks of `chunkTokens`, about; window rows as a producer sends them. */
 export function handoffBytes(geometry: Geometry, tokens: number, chunkTokens: number): number {
-  const rowBytes = 2 * rowBytesOf(geometry);
-  const globals = geometry.layers.filter((kind) => kind === 'global').length;
-  const windows = geometry.layers.length - globals;
-  const sentOfChunk = Math.min(1, geometry.windowTokens / Math.max(1, chunkTokens));
-  return rowBytes * tokens * (globals + windows * sentOfChunk);
+  return (stageBytes(geometry, chunkTokens) * tokens) / chunkTokens;
 }
 
 /** Milliseconds until the first token when this decoder prefills `tokens` tokens itself. */

@@ -1,7 +1,8 @@
-import { toMuserError, type MuserError } from '@muser/protocol';
+import type { MuserError } from '@muser/protocol';
 import type { Logger } from '@muser/service-kit';
 import type { DecoderEngine, SequenceLease } from '../engine/decoder-engine.js';
 import { engineCall } from '../errors/engine-errors.js';
+import { withoutForeignText } from '../errors/foreign-errors.js';
 import type { TransferResult } from '../ingest/transfer.js';
 import { choosePlacement, type Placement } from '../placement/choose.js';
 import type { MeasuredRates } from '../placement/rates.js';
@@ -55,8 +56,10 @@ export class RequestRunner {
       logger.info({ request: request.id, ...figuresForLog(result) }, 'answered');
       return result;
     } catch (error) {
-      const failure = toMuserError(error, 'INTERNAL');
-      logger.warn({ request: request.id, code: failure.code, promptTokens: request.tokens.length }, 'not answered');
+      const failure = withoutForeignText(signal.aborted ? signal.reason : error);
+      const figures = { request: request.id, code: failure.code, promptTokens: request.tokens.length };
+      if (failure.code === 'INTERNAL') logger.error({ ...figures, err: failure }, 'not answered');
+      else logger.warn(figures, 'not answered');
       throw failure;
     } finally {
       await lease.release();
@@ -144,6 +147,7 @@ export class RequestRunner {
       ),
     );
     const { timings } = generated;
+    if (prompt.length > 1) timeline.mark('prefillEnd', startedAt + timings.lastPromptTokenMs);
     timeline.mark('lastTokenEvaluated', startedAt + timings.lastPromptTokenMs);
     timeline.mark('firstToken', startedAt + timings.firstTokenMs);
     timeline.mark('done');

@@ -1,4 +1,4 @@
-import { spawn, type ChildProcess } from 'node:child_process';
+import { spawn, type ChildProcess, type ChildProcessWithoutNullStreams } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -29,9 +29,7 @@ afterEach(async () => {
   await rm(stateDir, { recursive: true, force: true });
 });
 
-function start(
-  ...args: string[]
-): ChildProcess & { stdin: NonNullable<ChildProcess['stdin']>; stdout: NonNullable<ChildProcess['stdout']> } {
+function start(...args: string[]): ChildProcessWithoutNullStreams {
   const child = spawn(process.execPath, [MAIN, ...args], { stdio: ['pipe', 'pipe', 'pipe'] });
   child.stderr.resume();
   children.push(child);
@@ -66,6 +64,20 @@ test('makes its keys, takes its certificate', async () => {
   install.stdin.end(JSON.stringify(await authority.issue(request)));
   expect(await exitCode(install)).toBe(0);
 });
+
+test.each(['', 'no JSON, but -----BEGIN', '[]', JSON.stringify({ nodeId: 'n' }), `"${'x'.repeat(100_000)}"`])(
+  'takes no bundle that is none, and does not quote it: %#',
+  async (bundle) => {
+    const dir = join(stateDir, 'identity');
+    await exitCode(start('identity', 'create', '--dir', dir));
+    const install = start('identity', 'install', '--dir', dir);
+    const complaint = text(install.stderr);
+    install.stdin.on('error', () => undefined).end(bundle);
+    expect(await exitCode(install)).toBe(1);
+    expect(await complaint).toMatch(/^mac-decoder: [A-Z_]+: /);
+    expect(await complaint).not.toMatch(/BEGIN|xxx/);
+  },
+);
 
 test('answers without a coordinator, and ends on SIGTERM with code 0', async () => {
   const { child, ready } = await run({});
