@@ -9,12 +9,15 @@ import {
 
 import type { StagingBudget } from '../../src/backend/backend.js';
 
+/** Those before it are special, such as places for images, which vLLM takes for what they are. */
+const FIRST_PLAIN_TOKEN = 16;
+
 /** Tokens that look like a prompt to nobody, but are the same for the same seed. */
 export function promptTokens(length: number, vocabularySize: number, seed: number): Uint32Array {
   let state = seed >>> 0;
   return Uint32Array.from({ length }, () => {
     state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
-    return (state >>> 8) % vocabularySize;
+    return FIRST_PLAIN_TOKEN + ((state >>> 8) % (vocabularySize - FIRST_PLAIN_TOKEN));
   });
 }
 
@@ -78,6 +81,21 @@ export class Rows {
         const range = [token * this.#rowBytes, (token + 1) * this.#rowBytes] as const;
         if (Buffer.compare(table.subarray(...range), theirs.subarray(...range)) !== 0)
           return `${name}: row ${token} differs`;
+      }
+    }
+    return null;
+  }
+
+  /** As firstDifference, for the global layers' rows before `end`: window rows of a prompt's beginning are not sent again. */
+  firstGlobalDifference(other: Rows, end: number): string | null {
+    for (const [layer, kind] of this.#geometry.layers.entries()) {
+      if (kind === 'window') continue;
+      for (const name of [`${layer}k`, `${layer}v`]) {
+        const [mine, theirs] = [this.#tables.get(name), other.#tables.get(name)].map((table) =>
+          Buffer.from((table ?? new Uint8Array(0)).subarray(0, end * this.#rowBytes)),
+        );
+        if (this.#present.get(name)?.subarray(0, end).includes(0) === true) return `${name}: a row is missing`;
+        if (mine === undefined || theirs === undefined || !mine.equals(theirs)) return `${name}: differs`;
       }
     }
     return null;

@@ -1,0 +1,173 @@
+// Real vLLM on the CPU prefills, llama.cpp decodes: answers, faults of the worker, cancels. Installs vLLM when it is not there.
+import { execFileSync } from 'node:child_process';
+import { readdirSync, readFileSync } from 'node:fs';
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+import { loadModel } from '@muser/metal';
+import { needleDocument, type NeedleDocument } from '@muser/testing';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { Dev, eventually, isAlive, muser, startMuser } from './support/muser.js';
+
+const inRepository = (path: string): string => fileURLToPath(new URL(`../../${path}`, import.meta.url));
+
+/** Importing vLLM alone takes a minute on a busy machine with two cores. */
+const START_MS = 900_000;
+const QUESTIONS = 20;
+const SHORTEST = 300;
+const LONGEST = 16_000;
+
+interface Asked {
+  answer: string;
+  prefill: string;
+  fallback: { code: string; message: string } | null;
+  promptTokens: number;
+  ttftMs: number;
+  kvBytes: number;
+}
+
+let folder: string;
+let dev: Dev;
+let needles: { file: string; needle: NeedleDocument }[];
+
+beforeAll(async () => {
+  execFileSync(process.execPath, [inRepository('scripts/vllm-env.mjs'), '--quiet'], { stdio: 'inherit' });
+  folder = await mkdtemp(join(tmpdir(), 'muser-vllm-e2e-'));
+  needles = await writeNeedles(folder);
+  dev = await Dev.start(join(folder, 'state'), '--producer', 'vllm');
+}, START_MS);
+
+afterAll(async () => {
+  const pids = workerPids();
+  await dev.destroy();
+  await eventually('the worker and its children end', () => !pids.some(isAlive));
+  await rm(folder, { recursive: true, force: true });
+}, 120_000);
+
+/** From the shortest to the longest, evenly by ratio. */
+async function writeNeedles(to: string): Promise<{ file: string; needle: NeedleDocument }[]> {
+  const model = await loadModel(inRepository('models/muse-nano/muse-nano-q8_0.gguf'));
+  const tokenCount = (text: string): number => model.tokenize(text, { special: false }).length;
+  const made = Array.from({ length: QUESTIONS }, (_, index) => {
+    const approximateTokens = Math.round(SHORTEST * (LONGEST / SHORTEST) ** (index / (QUESTIONS - 1)));
+    return {
+      file: join(to, `${index}.txt`),
+      needle: needleDocument({ seed: index + 1, approximateTokens, tokenCount }),
+    };
+  });
+  model.close();
+  for (const { file, needle } of made) await writeFile(file, needle.text);
+  return made;
+}
+
+const askArguments = (file: string, question: string, way: string): string[] => {
+  return ['ask', '--json', '--state', dev.state, '--timeout', '300', way, '-f', file, question];
+};
+
+async function ask(index: number, way: '--local' | '--remote-prefill'): Promise<Asked> {
+  const { file, needle } = needles[index] as (typeof needles)[number];
+  const run = await muser(askArguments(file, needle.question, way), { timeout: 400_000 });
+  expect(run, run.stderr).toMatchObject({ exitCode: 0 });
+  return JSON.parse(run.stdout) as Asked;
+}
+
+/** Every process below the producer, first the worker. */
+function workerPids(): number[] {
+  const parents = readdirSync('/proc')
+    .filter((name) => /^\d+$/.test(name))
+    .flatMap((name) => {
+      try {
+        const stat = readFileSync(`/proc/${name}/stat`, 'utf8');
+        return [{ pid: Number(name), parent: Number(stat.slice(stat.lastIndexOf(')') + 2).split(' ')[1]) }];
+      } catch {
+        return [];
+      }
+    });
+  const below = (pid: number): number[] =>
+    parents.filter(({ parent }) => parent === pid).flatMap((child) => [child.pid, ...below(child.pid)]);
+  return below(dev.ready.pids.producer);
+}
+
+/** The producer takes requests again, without anybody's help. */
+async function recovered(): Promise<void> {
+  const limit = performance.now() + START_MS;
+  for (;;) {
+    const { prefill } = await ask(2, '--remote-prefill');
+    if (prefill === 'remote') return;
+    if (performance.now() > limit) throw new Error('the producer did not come back');
+    await delay(2_000);
+  }
+}
+
+describe('a hand-off from vLLM to llama.cpp', () => {
+  it('answers as a local prefill does, from 300 to 16,000 tokens', { timeout: 3_600_000 }, async () => {
+    let equal = 0;
+    let right = 0;
+    const differing: object[] = [];
+    for (const [index, { needle }] of needles.entries()) {
+      const remote = await ask(index, '--remote-prefill');
+      expect(remote, `question ${index}`).toMatchObject({ prefill: 'remote', fallback: null });
+      expect(remote.kvBytes).toBeGreaterThan(0);
+      const local = await ask(index, '--local');
+      if (remote.answer === local.answer) equal += 1;
+      else differing.push({ index, tokens: remote.promptTokens, remote: remote.answer, local: local.answer });
+      if (remote.answer.includes(needle.value)) right += 1;
+    }
+    expect(equal, JSON.stringify(differing)).toBeGreaterThanOrEqual(19);
+    expect(right).toBeGreaterThanOrEqual(18);
+  });
+
+  it('serves four at once', { timeout: 900_000 }, async () => {
+    const chosen = [5, 8, 11, 13];
+    const answers = await Promise.all(chosen.map((index) => ask(index, '--remote-prefill')));
+    for (const [nth, index] of chosen.entries()) {
+      expect(answers[nth]?.answer).toContain(needles[index]?.needle.value);
+      expect(answers[nth]).toMatchObject({ prefill: 'remote', fallback: null });
+    }
+  });
+
+  it('is not delayed by ten that were cancelled', { timeout: 900_000 }, async () => {
+    const before = await ask(4, '--remote-prefill');
+    const { file } = needles[QUESTIONS - 1] as (typeof needles)[number];
+    for (let nth = 0; nth < 10; nth += 1) {
+      const child = startMuser(askArguments(file, `Number ${nth}?`, '--remote-prefill'));
+      await delay(700);
+      child.kill('SIGKILL');
+      await child;
+    }
+    const after = await ask(3, '--remote-prefill');
+    expect(after).toMatchObject({ prefill: 'remote', fallback: null });
+    process.stderr.write(`ttft before ${before.ttftMs} ms, after ten cancels ${after.ttftMs} ms\n`);
+  });
+});
+
+describe('a worker that fails', () => {
+  // While nothing runs, while the first chunk computes, and in the middle of a long prompt.
+  it.each([
+    ['SIGKILL', null],
+    ['SIGKILL', 900],
+    ['SIGKILL', 2_500],
+    ['SIGSTOP', 1_500],
+  ] as const)(
+    'by %s after %s ms: the answer is right, and it comes back by itself',
+    { timeout: 1_800_000 },
+    async (signal, afterMs) => {
+      const [worker = 0] = workerPids();
+      expect(worker).toBeGreaterThan(0);
+      const long = QUESTIONS - 2;
+      if (afterMs === null) process.kill(worker, signal);
+      const asked = ask(long, '--remote-prefill');
+      if (afterMs !== null) {
+        await delay(afterMs);
+        process.kill(worker, signal);
+      }
+      const { answer, prefill } = await asked;
+      expect(answer).toContain(needles[long]?.needle.value);
+      expect(prefill).not.toBe(afterMs === null ? 'remote' : '');
+      await recovered();
+      expect(workerPids()).not.toContain(worker);
+    },
+  );
+});
