@@ -13,8 +13,8 @@ export interface RowRange {
  */
 export function piecesOf(geometry: Geometry, firstToken: number, range: RowRange, chunkTokens: number): RowRange[] {
   const { start, end, windowStart } = range;
-  const complete = windowStart <= windowStartOf(geometry, firstToken, start, end);
-  if (complete && end - start <= chunkTokens) return [{ ...range, windowStart: Math.max(windowStart, start) }];
+  const full = windowStartOf(geometry, firstToken, start, end);
+  if (windowStart <= full && end - start <= chunkTokens) return [{ start, end, windowStart: full }];
   const cuts = windowStart > start && windowStart < end ? [start, windowStart, end] : [start, end];
   return cuts
     .slice(1)

@@ -26,7 +26,7 @@ export interface RunContext {
   /** The ranks of the worker that has them all, without repetition. */
   readonly ranksOf: (use: WorkerUse) => readonly RankLink[];
   /** Compute has ended. `failed`: the worker itself, while it computed this. */
-  readonly onComputed: (run: VllmRun, failed: boolean) => void;
+  readonly onComputed: (failed: boolean) => void;
   /** Nothing in the worker belongs to the run any more. */
   readonly onSettled: (run: VllmRun) => void;
   readonly countChunk: (change: 1 | -1) => void;
@@ -139,7 +139,7 @@ export class VllmRun implements PrefillRun {
     }
     this.#computing = false;
     if (admitted)
-      this.#context.onComputed(this, this.#use?.worker.failed.aborted === true && this.timings.endedAtMs === null);
+      this.#context.onComputed(this.#use?.worker.failed.aborted === true && this.timings.endedAtMs === null);
     this.#settleWhenFree();
     this.#wakeHandOut();
   }

@@ -117,7 +117,7 @@ export class VllmBackend implements PrefillBackend {
       admit: (wanted) => this.#admit(wanted),
       useWorker: (run, signal) => this.#useWorker(run, signal),
       ranksOf: ({ worker }) => this.#ranksOf(worker),
-      onComputed: (_, failed) => this.#computed(task, failed),
+      onComputed: (failed) => this.#computed(task, failed),
       onSettled: ({ id }) => this.#runs.delete(id),
       countChunk: (change) => (this.#unreleasedChunks += change),
     });

@@ -67,12 +67,12 @@ export class VllmWorker {
   readonly offer: ReadyHeader;
   /** In the order of their numbers. */
   readonly ranks: readonly RankLink[];
-  readonly #startup: Startup;
+  readonly #lifetime: Lifetime;
 
-  private constructor(offer: ReadyHeader, ranks: readonly RankLink[], startup: Startup) {
+  private constructor(offer: ReadyHeader, ranks: readonly RankLink[], lifetime: Lifetime) {
     this.offer = offer;
     this.ranks = ranks;
-    this.#startup = startup;
+    this.#lifetime = lifetime;
   }
 
   /**
@@ -81,52 +81,52 @@ export class VllmWorker {
    */
   static async start(options: WorkerOptions, listener: WorkerListener, signal: AbortSignal): Promise<VllmWorker> {
     signal.throwIfAborted();
-    const startup = new Startup(options, listener);
+    const lifetime = new Lifetime(options, listener);
     try {
-      await startup.begin();
+      await lifetime.begin();
       const limit = options.startLimitMs;
       const late = (): MuserError => {
         const error = new MuserError('DEADLINE_EXCEEDED', `the vLLM worker was not ready within ${limit} ms`);
-        startup.end({ cause: 'late', error, permanent: false });
+        lifetime.end({ cause: 'late', error, permanent: false });
         return error;
       };
-      const { offer, ranks } = await orLate(orAborted(startup.ready, signal), limit, late);
-      return new VllmWorker(offer, ranks, startup);
+      const { offer, ranks } = await orLate(orAborted(lifetime.ready, signal), limit, late);
+      return new VllmWorker(offer, ranks, lifetime);
     } catch (error) {
-      await startup.close();
+      await lifetime.close();
       throw error;
     }
   }
 
   /** Aborts, with the MuserError that tells why, as soon as the worker cannot be used any more. */
   get failed(): AbortSignal {
-    return this.#startup.failed;
+    return this.#lifetime.failed;
   }
 
   /** Resolves when nothing of the worker is left, so that its memory is free. */
   get ended(): Promise<WorkerEnd> {
-    return this.#startup.ended;
+    return this.#lifetime.ended;
   }
 
   /** The process that we started first, then those of the ranks. */
   get pids(): readonly number[] {
-    return [...new Set([this.#startup.pid, ...this.ranks.map((rank) => rank.pid)])];
+    return [...new Set([this.#lifetime.pid, ...this.ranks.map((rank) => rank.pid)])];
   }
 
   /** Memory that the worker's machine (or GPU) had left at the last heartbeat. */
   get freeMemoryBytes(): number {
-    return this.#startup.freeMemoryBytes;
+    return this.#lifetime.freeMemoryBytes;
   }
 
   prefill(header: NodeFrames['prefill'], tokens: Uint32Array): void {
     const payload = Buffer.alloc(tokens.length * 4);
     for (const [index, token] of tokens.entries()) payload.writeUInt32LE(token, index * 4);
-    this.#startup.send('prefill', header, payload);
+    this.#lifetime.send('prefill', header, payload);
   }
 
   /** Stops compute, and gives up every row. */
   abort(id: string): void {
-    this.#startup.send('abort', { id });
+    this.#lifetime.send('abort', { id });
     this.done(id);
   }
 
@@ -141,7 +141,7 @@ export class VllmWorker {
 
   /** Asks it to end, ends it when it does not, and waits until nothing of it is left. */
   close(): Promise<void> {
-    return this.#startup.close();
+    return this.#lifetime.close();
   }
 }
 
@@ -151,7 +151,7 @@ interface Ready {
 }
 
 /** Process, sockets and watchdog of one worker, and which of them says first that it is over. */
-class Startup {
+class Lifetime {
   readonly ready: Promise<Ready>;
   readonly ended: Promise<WorkerEnd>;
   freeMemoryBytes = Number.MAX_SAFE_INTEGER;
