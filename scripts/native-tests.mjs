@@ -1,17 +1,22 @@
-// Builds and runs the C++ tests twice: plainly, and with AddressSanitizer and UndefinedBehaviorSanitizer (without the
-// longest prompts, which take ten times as long there). Closes with one line that says how many passed and failed.
-import { spawnSync } from 'node:child_process';
+// Builds and runs the C++ tests, plainly and with AddressSanitizer and UndefinedBehaviorSanitizer (without the longest
+// prompts, which take ten times as long there), then the addon's tests with the sanitized addon. Closes with one line
+// that says how many passed and failed.
+import { execFileSync, spawnSync } from 'node:child_process';
+import { readFileSync, rmSync } from 'node:fs';
 import { ROOT, run, say } from './lib/run.mjs';
 
 const LONG_UNDER_SANITIZERS = 'Long/|HandoffWindow|HandoffAnswer|HandoffSequences|/2049_';
+/** Tests of the addon that stay short with a sanitized addon; llama.cpp itself is not instrumented. */
+const ADDON_TESTS = ['loading', 'tokenizer', 'sequences', 'lifetime'];
 
 const counts = { passed: 0, failed: 0 };
-await suite('plain', ['--tools'], 'cmake', []);
-await suite('sanitized', ['--tools', '--sanitize'], 'cmake-sanitize', ['-E', LONG_UNDER_SANITIZERS]);
+await cppTests('plain', ['--tools'], 'cmake', []);
+await cppTests('sanitized', ['--tools', '--sanitize'], 'cmake-sanitize', ['-E', LONG_UNDER_SANITIZERS]);
+await addonTests();
 process.stdout.write(`${counts.passed} passed, ${counts.failed} failed\n`);
 process.exit(counts.failed === 0 && counts.passed > 0 ? 0 : 1);
 
-async function suite(name, switches, folder, filter) {
+async function cppTests(name, switches, folder, filter) {
   await run('node', ['native/metal/scripts/build.mjs', ...switches], { show: true });
   say(`C++ tests, ${name}`);
   const args = [
@@ -24,7 +29,44 @@ async function suite(name, switches, folder, filter) {
   const { stdout, status } = spawnSync('ctest', args, { encoding: 'utf8', maxBuffer: 1 << 28 });
   process.stdout.write(stdout.slice(-20_000));
   const summary = /(\d+) tests? failed out of (\d+)/.exec(stdout);
-  const failed = summary ? Number(summary[1]) : 1;
-  counts.failed += Math.max(failed, status === 0 ? 0 : 1);
-  counts.passed += summary ? Number(summary[2]) - failed : 0;
+  count(summary ? Number(summary[2]) - Number(summary[1]) : 0, summary ? Number(summary[1]) : 1, status);
+}
+
+async function addonTests() {
+  say('addon, sanitized');
+  const report = `${ROOT}/.cache/vitest-sanitized.json`;
+  rmSync(report, { force: true });
+  const library = (name) => execFileSync('g++', [`-print-file-name=${name}`], { encoding: 'utf8' }).trim();
+  const code = await run(
+    'node',
+    [
+      'node_modules/vitest/vitest.mjs',
+      'run',
+      '--project',
+      '@muser/metal',
+      '--reporter=default',
+      '--reporter=json',
+      `--outputFile.json=${report}`,
+      ...ADDON_TESTS,
+    ],
+    {
+      show: true,
+      mayFail: true,
+      env: {
+        // Node itself is not instrumented, so the sanitizers have to be there first; what V8 keeps is not a leak.
+        LD_PRELOAD: ['libasan.so', 'libubsan.so', 'libstdc++.so'].map(library).join(' '),
+        ASAN_OPTIONS: 'detect_leaks=0',
+        UBSAN_OPTIONS: 'halt_on_error=1:print_stacktrace=1',
+        MUSER_ENGINE_ADDON: `${ROOT}/native/metal/build/sanitize/muser_engine.node`,
+      },
+    },
+  );
+  const { numPassedTests, numFailedTests } = JSON.parse(readFileSync(report, 'utf8'));
+  count(numPassedTests, numFailedTests, code);
+}
+
+/** A suite that ended badly has at least one failure, whatever it counted. */
+function count(passed, failed, exitCode) {
+  counts.passed += passed;
+  counts.failed += Math.max(failed, exitCode === 0 ? 0 : 1);
 }

@@ -39,7 +39,20 @@ const run = promisify(execFile);
 
 async function runLoop(depth: number): Promise<Rates> {
   const tool = inRepository('native/metal/build/cmake/tools/muser-decode-loop');
-  const args = ['--depth', depth, '--seqs', 1, '--decode', 144, '--cells', cellsFor(depth), '--chunk', 512, '--threads', ENGINE_THREADS];
+  const args = [
+    '--depth',
+    depth,
+    '--seqs',
+    1,
+    '--decode',
+    144,
+    '--cells',
+    cellsFor(depth),
+    '--chunk',
+    512,
+    '--threads',
+    ENGINE_THREADS,
+  ];
   const { stdout } = await run(tool, [MUSE_NANO, ...args.map(String), '--json']);
   return JSON.parse(stdout) as Rates;
 }
