@@ -7,19 +7,35 @@ import {
   tokensDigest,
   TransferReceiver,
   verifyingKey,
+  type Geometry,
+  type ModelIdentity,
+  type ProducerEntry,
   type WireType,
 } from '@muser/protocol';
 import { hashPayload } from '@muser/transport';
-import type { TransferOptions } from './transfer.js';
+import type { SequenceLease } from '../engine/decoder-engine.js';
 
 const WIRE_TYPES: WireType[] = ['f16', 'bf16'];
+
+/** What is asked for, and of whom. */
+export interface WantedTransfer {
+  readonly lease: SequenceLease;
+  readonly producer: ProducerEntry;
+  readonly model: ModelIdentity;
+  readonly geometry: Geometry;
+  /** The whole prompt. Rows [position of the sequence, length - 1) are transferred. */
+  readonly tokens: Uint32Array;
+  /** Compute chunk that the decoder would use itself. */
+  readonly chunkTokens: number;
+  readonly deadlineMs: number;
+}
 
 /**
  * Makes the request for one transfer and the receiver that accepts only an answer to exactly this request, from exactly
  * this producer.
  */
-export function openTransfer(options: TransferOptions): { requestBytes: Buffer; receiver: TransferReceiver } {
-  const { producer, model, geometry, tokens, lease } = options;
+export function openTransfer(wanted: WantedTransfer): { requestBytes: Buffer; receiver: TransferReceiver } {
+  const { producer, model, geometry, tokens, lease } = wanted;
   const heldTokens = lease.sequence.position;
   const nonce = randomBytes(NONCE_BYTES);
   const requestBytes = encodePrefillRequest({
@@ -32,8 +48,8 @@ export function openTransfer(options: TransferOptions): { requestBytes: Buffer; 
     heldTokens,
     heldDigest: heldTokens === 0 ? new Uint8Array(0) : tokensDigest(tokens, heldTokens),
     wireTypes: WIRE_TYPES,
-    deadlineMs: options.deadlineMs,
-    chunkTokens: options.chunkTokens,
+    deadlineMs: wanted.deadlineMs,
+    chunkTokens: wanted.chunkTokens,
   });
   const receiver = new TransferReceiver({
     nonce,

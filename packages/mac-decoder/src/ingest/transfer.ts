@@ -1,20 +1,15 @@
 import type { KvStage } from '@muser/metal';
-import {
-  MuserError,
-  toMuserError,
-  type Begin,
-  type Geometry,
-  type ModelIdentity,
-  type ProducerEntry,
-  type Progress,
-  type TransferEvent,
-} from '@muser/protocol';
+import { MuserError, type Begin, type Progress, type TransferEvent } from '@muser/protocol';
 import type { SequenceLease } from '../engine/decoder-engine.js';
 import { engineCallSync } from '../errors/engine-errors.js';
+import { withoutForeignText } from '../errors/foreign-errors.js';
 import { TransferFigures } from './figures.js';
 import { InstallQueue, type ReceivedChunk } from './install-queue.js';
-import { openTransfer } from './request.js';
+import { openTransfer, type WantedTransfer } from './request.js';
 import { MAX_STAGED_BYTES, stageBytes } from './staging.js';
+
+/** Messages that may be hashed while an earlier one is handled; each has a payload of 1 MiB at most. */
+const HASHES_AHEAD = 4;
 
 /**
  * Where one transfer stands.
@@ -35,17 +30,8 @@ export type FrameSource = (
   options: { signal: AbortSignal; deadlineMs: number; idleTimeoutMs: number },
 ) => AsyncIterable<Buffer>;
 
-export interface TransferOptions {
-  readonly lease: SequenceLease;
+export interface TransferOptions extends WantedTransfer {
   readonly frames: FrameSource;
-  readonly producer: ProducerEntry;
-  readonly model: ModelIdentity;
-  readonly geometry: Geometry;
-  /** The whole prompt. Rows [position of the sequence, length - 1) are transferred. */
-  readonly tokens: Uint32Array;
-  /** Compute chunk that the decoder would use itself. */
-  readonly chunkTokens: number;
-  readonly deadlineMs: number;
   readonly stallTimeoutMs: number;
   /** The request's own end: nothing is saved then. */
   readonly signal: AbortSignal;
@@ -129,12 +115,39 @@ class Transfer {
       deadlineMs: options.deadlineMs,
       idleTimeoutMs: options.stallTimeoutMs,
     });
-    for await (const message of frames) {
-      await this.handle(await receiver.accept(message));
-      // An install that failed meanwhile, or the deadline: leaving the loop cancels the call.
-      this.stop.signal.throwIfAborted();
+    // Events are handled one after another, in order, while the payloads of the next ones are hashed already.
+    const ahead: Promise<void>[] = [];
+    let last: Promise<void> = Promise.resolve();
+    try {
+      for await (const message of frames) {
+        last = this.handleAfter(last, receiver.accept(message));
+        // It may fail while this loop waits for the next message; then it has stopped the stream itself.
+        last.catch(() => undefined);
+        ahead.push(last);
+        if (ahead.length > HASHES_AHEAD) await ahead.shift();
+        // An install that failed meanwhile, or the deadline: leaving the loop cancels the call.
+        this.stop.signal.throwIfAborted();
+      }
+    } finally {
+      // Nothing of the stream may be handled after this returns; after the first failure nothing is.
+      await Promise.allSettled(ahead);
     }
+    await last;
     receiver.end();
+  }
+
+  private async handleAfter(before: Promise<void>, accepted: Promise<TransferEvent>): Promise<void> {
+    // It may fail while the one before is being handled, when nobody waits for it yet.
+    accepted.catch(() => undefined);
+    try {
+      await before;
+      this.stop.signal.throwIfAborted();
+      await this.handle(await accepted);
+    } catch (error) {
+      // The stream has to end at once, whatever it is waiting for.
+      this.stop.abort(error);
+      throw error;
+    }
   }
 
   private async handle(event: TransferEvent): Promise<void> {
@@ -226,7 +239,7 @@ class Transfer {
     this.discardFilling();
     if (signal.aborted) throw new MuserError('CANCELLED', 'The request was cancelled during its transfer.');
     // What stopped the stream from our side says more than how the stream took it.
-    const failure = toMuserError(this.stop.signal.aborted ? this.stop.signal.reason : error, 'INTERNAL');
+    const failure = withoutForeignText(this.stop.signal.aborted ? this.stop.signal.reason : error);
     const position = await this.restore(lease);
     return { position, failure, reached, figures: this.figures };
   }
