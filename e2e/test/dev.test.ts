@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
-import { Dev, eventually, isAlive, muser } from './support/muser.js';
+import { Dev, eventually, heard, isAlive, muser, startMuser } from './support/muser.js';
 
 const HANDBOOK = fileURLToPath(new URL('../../models/muse-nano/handbook.md', import.meta.url));
 
@@ -189,6 +189,31 @@ describe('when a part dies', { timeout: LIMIT_MS }, () => {
     dev.kill('SIGINT');
     expect(await dev.ended()).toBe(0);
     expect(dev.pids.some(isAlive)).toBe(false);
+  });
+
+  it('a producer that dies during a transfer costs time, not the answer', async () => {
+    // Two chunks, the second of which takes longer than it takes to kill.
+    dev = await Dev.start(join(folder, 'cut'), '--prefill-tokens-per-second', '200');
+    const asked = startMuser(['ask', '--json', '--state', dev.state, '--remote-prefill', '-f', short, SHORT_QUESTION]);
+    await heard(asked.stderr, /receiving the KV cache/);
+    process.kill(dev.ready.pids.producer, 'SIGKILL');
+    const { exitCode, stdout } = await asked;
+    expect(exitCode).toBe(0);
+    const { answer, fallback, prefill } = JSON.parse(String(stdout)) as Asked;
+    expect(answer).toContain('kitchen');
+    expect(fallback).toMatchObject({ code: 'PEER_UNREACHABLE' });
+    expect(['local', 'resumed']).toContain(prefill);
+  });
+
+  it('a producer that dies after a transfer is not missed', async () => {
+    dev = await Dev.start(join(folder, 'after'));
+    const asked = startMuser(['ask', '--stats', '--state', dev.state, '--remote-prefill', '-f', short, SHORT_QUESTION]);
+    await heard(asked.stdout, /./);
+    process.kill(dev.ready.pids.producer, 'SIGKILL');
+    const { exitCode, stdout, stderr } = await asked;
+    expect(exitCode).toBe(0);
+    expect(stdout).toContain('kitchen');
+    expect(stderr).toMatch(/way +remote/);
   });
 
   it('the end of the decoder ends everything, with code 1', async () => {

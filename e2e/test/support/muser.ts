@@ -99,6 +99,19 @@ function lines(stream: NodeJS.ReadableStream | null): Interface {
   return createInterface({ input: stream });
 }
 
+/** Waits until a stream has said something like this; the stream goes on being read. Rejects when it ends before. */
+export async function heard(stream: NodeJS.ReadableStream | null, text: RegExp): Promise<void> {
+  if (stream === null) throw new Error('no output');
+  let said = '';
+  await new Promise<void>((resolve, reject) => {
+    stream.on('data', (data: Buffer) => {
+      said += data.toString();
+      if (text.test(said)) resolve();
+    });
+    stream.once('end', () => reject(new Error(`it never said ${String(text)}: ${said}`)));
+  });
+}
+
 /** A process that has ended but that nobody has reaped does not count. */
 export function isAlive(pid: number): boolean {
   try {
