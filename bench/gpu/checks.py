@@ -1,0 +1,432 @@
+"""What is checked and measured of one configuration. Runs in a child of check_gpu.py, which it tells each result."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from exported_rows import TOLERANCE, compare_with, relative_distance, write_export
+from producer_peer import CheckFailed, PlainEngine, ProducerPeer, Transfer, first_window_row
+from prompts import Prompt, needle_prompt, ordinary_tokens
+
+Figures = dict[str, Any]
+
+NEEDLE_LENGTHS = (300, 2300, 8000)
+_CONCURRENT = 4
+_STAGING_FILE = "MUSER_CHECK_STAGING_FILE"
+"""Environment variable that measured_connector.py reads; importing it would import vLLM."""
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is asked of a machine.
+
+    :ivar long: prompt that is aborted; the small cache holds little more than one of them
+    :ivar turns: length of the prompts that preempt each other
+    """
+
+    chunk: int
+    block: int
+    kv_bytes: int
+    long: int
+    turns: int
+    aborts: int
+    speed: int
+    rounds: int
+    patience: float
+    starts_at_once: int
+    threads: int | None
+
+
+ON_GPU = Sizes(2048, 16, 1024 * _MIB, 16_000, 8000, 10, 8000, 12, 60, 3, None)
+ON_CPU = Sizes(512, 128, 256 * _MIB, 4000, 2300, 3, 1200, 2, 240, 2, 1)
+_WARM_UP_ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Request:
+    """What check_gpu.py wants: a configuration, where the model is and where files go."""
+
+    name: str
+    cpu: bool
+    eager: bool
+    backend: str | None
+    model: Path
+    out: Path
+    logs: Path
+    reference: Path | None
+
+
+@dataclass
+class Run:
+    """The three engines of a configuration, started at once where the machine is large enough."""
+
+    request: Request
+    sizes: Sizes
+    pool: ThreadPoolExecutor
+    ready: dict[str, Any] = field(default_factory=dict)
+    exported: list[tuple[Prompt, Transfer]] = field(default_factory=list)
+    stops: list[Callable[[], Any]] = field(default_factory=list)
+
+    def start(self) -> None:
+        self._main = self.pool.submit(self._start_peer, "worker", None, self._settings())
+        self._plain = self.pool.submit(self._start_plain)
+        self._small = self.pool.submit(self._start_peer, "constrained", "constrained_worker.py", self._small_settings())
+
+    @property
+    def main(self) -> ProducerPeer:
+        return self._main.result()
+
+    @property
+    def small(self) -> ProducerPeer:
+        return self._small.result()
+
+    @property
+    def plain(self) -> PlainEngine:
+        return self._plain.result()
+
+    @property
+    def engines(self) -> list[Future[Any]]:
+        return [self._main, self._plain, self._small]
+
+    @property
+    def staging_file(self) -> Path:
+        return self.request.logs / f"{self.request.name}-staging.json"
+
+    def _settings(self) -> dict[str, Any]:
+        sizes = self.sizes
+        return {
+            "modelPath": str(self.request.model),
+            "maxPromptTokens": 16_384,
+            "chunkTokens": sizes.chunk,
+            "maxConcurrent": _CONCURRENT,
+            "kvCacheBytes": sizes.kv_bytes,
+            "attentionBackend": self.request.backend,
+            "enforceEager": self.request.eager,
+            # Three engines share the GPU; vLLM refuses to start when less than this part of it is free.
+            "gpuMemoryUtilization": None if self.request.cpu else 0.1,
+            "threads": sizes.threads,
+        }
+
+    def _small_settings(self) -> dict[str, Any]:
+        """A cache for little more than one long prompt; a lease so long that leaked blocks stop what comes next."""
+        longest = self.sizes.long + self.sizes.chunk
+        window = 512 + self.sizes.chunk + 2 * self.sizes.block
+        # muse-nano: groups of two layers, three of window layers and one of global ones, share a pool of blocks.
+        tokens = longest + 3 * window
+        bytes_a_token = 2 * 2 * 2 * 64 * 2
+        return {
+            **self._settings(),
+            "maxPromptTokens": self.sizes.long + 96,
+            "kvCacheBytes": tokens * bytes_a_token,
+            "leaseMs": 600_000,
+        }
+
+    def _start_peer(self, name: str, script: str | None, settings: dict[str, Any]) -> ProducerPeer:
+        path = None if script is None else Path(__file__).resolve().parent / script
+        peer = ProducerPeer(self.request.logs, f"{self.request.name}-{name}", self.sizes.patience, path, **settings)
+        self.stops.append(peer.stop)
+        peer.start()
+        return peer
+
+    def _start_plain(self) -> PlainEngine:
+        settings = {**self._settings(), "controlSocket": "-", "dataSocket": "-", "secret": "-", "stagingBytes": None}
+        settings |= {"leaseMs": 30_000, "tensorParallel": 1, "pipelineParallel": 1}
+        plain = PlainEngine(self.request.logs, f"{self.request.name}-without-connector", settings)
+        self.stops.append(plain.stop)
+        plain.wait_ready()
+        return plain
+
+
+def check_start(run: Run) -> Figures:
+    """The layout probe and the self-test have passed, or the worker would have refused."""
+    run.ready = run.main.ready
+    names = ("vllmVersion", "backendName", "layout", "blockSizes", "chunkTokens", "kvBlocksBytes", "warnings")
+    return {
+        **{name: run.ready[name] for name in names},
+        "milestonesMs": run.main.milestones,
+        "startSeconds": run.main.start_seconds,
+    }
+
+
+def check_streaming(run: Run) -> Figures:
+    """Every chunk comes in order, without gaps, with rows that are neither empty nor broken."""
+    figures: Figures = {}
+    for seed, length in enumerate(NEEDLE_LENGTHS):
+        prompt = needle_prompt(run.request.model, length, seed)
+        transfer = run.main.run(prompt.tokens, "streaming")
+        _require_all_rows(run, transfer)
+        run.exported.append((prompt, transfer))
+        figures[str(length)] = {
+            "chunks": [[chunk["start"], chunk["end"], chunk["windowStart"]] for chunk in transfer.chunks],
+            "chunkEndToLastByteMs": [round(1000 * seconds, 2) for _, seconds in transfer.chunk_delays],
+        }
+    return figures
+
+
+def check_export(run: Run) -> Figures:
+    return {"bytes": write_export(run.request.out, run.request.name, run.ready, run.exported)}
+
+
+def check_reference(run: Run) -> Figures:
+    if run.request.reference is None:
+        return {"skipped": "no reference was given"}
+    figures = compare_with(run.request.reference, run.ready, run.exported)
+    _require(figures["greatestDistance"] <= TOLERANCE, f"rows differ from the reference: {figures}")
+    return figures
+
+
+def check_held(run: Run) -> Figures:
+    """Rows that the decoder has already are not sent; the others are the same."""
+    prompt, whole = run.exported[1]
+    held = 1000
+    transfer = run.main.run(prompt.tokens, "held", held)
+    _require(transfer.chunks[0]["start"] == held, f"the first chunk begins at {transfer.chunks[0]['start']}")
+    _require_all_rows(run, transfer)
+    return _require_close(run, transfer, whole, held)
+
+
+def check_four_at_once(run: Run) -> Figures:
+    prompts = [needle_prompt(run.request.model, 2300, 100 + i).tokens for i in range(_CONCURRENT)]
+    together = run.main.read_all([run.main.prefill(tokens, f"together{i}") for i, tokens in enumerate(prompts)])
+    alone = [run.main.run(tokens, f"alone{i}") for i, tokens in enumerate(prompts)]
+    found = []
+    for transfer, reference in zip(together, alone, strict=True):
+        _require_all_rows(run, transfer)
+        found.append(_require_close(run, transfer, reference, 0))
+    return max(found, key=lambda figures: figures["greatestDistance"])
+
+
+def check_prefix_cache(run: Run) -> Figures:
+    """Cached rows byte for byte, later ones within tolerance; another scope gets nothing of them."""
+    prompt, _ = run.exported[2]
+    shared = 6000
+    other = prompt.tokens[:shared] + ordinary_tokens(1500, run.ready["geometry"]["vocabularySize"], 7)
+    first = run.main.run(prompt.tokens, "hit")
+    cold = run.main.run(other, "another scope")
+    hit = run.main.run(other, "hit")
+    again = run.main.run(prompt.tokens, "hit")
+    _require(cold.finished["reusedTokens"] == 0, "another scope reused cached rows")
+    reused = hit.finished["reusedTokens"]
+    _require(0 < reused <= shared, f"{reused} tokens were reused of {shared} that are the same")
+    for layer in _layers(run, "global"):
+        for which in (0, 1):
+            same = torch.equal(hit.rows(layer, which, 0, reused), first.rows(layer, which, 0, reused))
+            _require(same, f"layer {layer}: cached rows are others than those first computed")
+    _require_all_rows(run, hit)
+    _require(again.finished["reusedTokens"] >= reused, "the same prompt again reused less")
+    window_rows = _require_same_window(run, again, first)
+    return {"reused": reused, "sameWindowRows": window_rows, **_require_close(run, hit, cold, 0)}
+
+
+def check_preemption(run: Run) -> Figures:
+    """Several prefills outgrow a small cache; rows are those of a run without preemption."""
+    model = run.request.model
+    prompts = [needle_prompt(model, run.sizes.turns, 200 + i).tokens for i in range(_CONCURRENT)]
+    transfers = [run.small.prefill(tokens, f"turn{i}") for i, tokens in enumerate(prompts)]
+    run.small.read_all(transfers)
+    preemptions = sum(transfer.finished["preemptions"] for transfer in transfers)
+    _require(preemptions > 0, "nothing was preempted: the cache is too large for this check")
+    found = []
+    for i, (tokens, transfer) in enumerate(zip(prompts, transfers, strict=True)):
+        _require_all_rows(run, transfer)
+        found.append(_require_close(run, transfer, run.main.run(tokens, f"untouched{i}"), 0))
+    return {"preemptions": preemptions, **max(found, key=lambda figures: figures["greatestDistance"])}
+
+
+def check_abort(run: Run) -> Figures:
+    """Blocks of aborted prefills are free: the cache holds one, and the lease is longer than this check's patience."""
+    vocabulary = run.small.ready["geometry"]["vocabularySize"]
+    cancelled = 0
+    delays = []
+    for i in range(run.sizes.aborts):
+        transfer = run.small.prefill(ordinary_tokens(run.sizes.long, vocabulary, 300 + i), f"abort{i}")
+        run.small.next_chunk()
+        started = time.perf_counter()
+        run.small.control.send("abort", {"id": transfer.id})
+        run.small.data.send("done", {"id": transfer.id})
+        run.small.wait_finished(transfer)
+        delays.append(time.perf_counter() - started)
+        run.small.wait_ended(transfer)
+        cancelled += not transfer.finished["ok"]
+    after = run.small.run(ordinary_tokens(run.sizes.long, vocabulary, 400), "after the aborts")
+    _require(cancelled > 0, "every prefill was faster than its abort")
+    _require_all_rows(run, after)
+    return {"aborts": run.sizes.aborts, "cancelled": cancelled, "slowestAbortMs": round(1000 * max(delays), 1)}
+
+
+def check_staging(run: Run) -> Figures:
+    """Of the small engine, which has had four prefills at once and their preemption."""
+    figures: Figures = json.loads(run.staging_file.read_text("utf-8"))
+    geometry = run.ready["geometry"]
+    row_bytes = 2 * geometry["kvHeads"] * geometry["headDimension"] * 2 * len(_layers(run, "window"))
+    window_bytes = geometry["windowTokens"] * row_bytes
+    goal = window_bytes + 32 * _MIB * _CONCURRENT
+    _require(figures["stagedBytesPeak"] <= goal, f"{figures} is more than the goal, {goal}")
+    return {**figures, "windowBytes": window_bytes, "goalBytes": goal}
+
+
+def measure_speed(run: Run) -> Figures:
+    """Prefill tokens/s with and without the connector, in turns, every row read; ratios of medians."""
+    for engine in run.engines:  # what still starts would disturb; whether it failed is told by the checks that use it
+        engine.exception()
+    figures: Figures = {"goal": 0.97, "rounds": run.sizes.rounds, "tokens": run.sizes.speed}
+    for name, count in (("one", 1), ("four", _CONCURRENT)):
+        times: dict[str, list[float]] = {"on": [], "off": [], "read": []}
+        delays: list[tuple[int, float]] = []
+        for number in range(run.sizes.rounds + _WARM_UP_ROUNDS):
+            prompts = _fresh_prompts(run, count, number)
+            kinds = ("on", "off") if number % 2 == 0 else ("off", "on")
+            for kind in kinds:
+                if kind == "off":
+                    times["off"].append(run.plain.prefill_seconds(prompts))
+                    continue
+                computed, read, chunks = _timed(run.main, prompts, f"speed-{name}-{number}")
+                times["on"].append(computed)
+                times["read"].append(read)
+                delays += chunks if number >= _WARM_UP_ROUNDS else []
+        figures[name] = _speed_figures(times, delays, count * run.sizes.speed)
+    return figures
+
+
+def _fresh_prompts(run: Run, count: int, number: int) -> list[list[int]]:
+    vocabulary = run.ready["geometry"]["vocabularySize"]
+    return [ordinary_tokens(run.sizes.speed, vocabulary, 1000 * (number + 1) + i) for i in range(count)]
+
+
+def _timed(peer: ProducerPeer, prompts: list[list[int]], scope: str) -> tuple[float, float, list[tuple[int, float]]]:
+    """(seconds until computed, until read, the chunks' delays)"""
+    started = time.perf_counter()
+    transfers = peer.read_all([peer.prefill(tokens, scope) for tokens in prompts], keep=False)
+    computed = max(transfer.computed_at for transfer in transfers) - started
+    read = max(transfer.read_at for transfer in transfers) - started
+    return computed, read, [delay for transfer in transfers for delay in transfer.chunk_delays]
+
+
+def _speed_figures(times: dict[str, list[float]], delays: list[tuple[int, float]], tokens: int) -> Figures:
+    on, off, read = (statistics.median(times[kind][_WARM_UP_ROUNDS:]) for kind in ("on", "off", "read"))
+    seconds = sorted(delay for _, delay in delays)
+    return {
+        "onTokensPerSecond": round(tokens / on),
+        "offTokensPerSecond": round(tokens / off),
+        "ratio": round(off / on, 4),
+        "untilReadRatio": round(off / read, 4),
+        "chunkEndToLastByteMs": {
+            "median": round(1000 * statistics.median(seconds), 2),
+            "slowest": round(1000 * seconds[-1], 2),
+        },
+        "chunkBytes": max(size for size, _ in delays),
+        "roundsMs": {kind: [round(1000 * value, 1) for value in times[kind]] for kind in ("on", "off")},
+    }
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise CheckFailed(message)
+
+
+def _layers(run: Run, kind: str) -> list[int]:
+    return [layer for layer, found in enumerate(run.ready["geometry"]["layers"]) if found == kind]
+
+
+def _first_row(run: Run, layer: int, held: int, end: int) -> int:
+    return first_window_row(run.ready, held, end) if layer in _layers(run, "window") else held
+
+
+def _require_all_rows(run: Run, transfer: Transfer) -> None:
+    at = transfer.held
+    for chunk in transfer.chunks:
+        _require(chunk["start"] == at, f"a chunk begins at {chunk['start']}, the one before ended at {at}")
+        at = chunk["end"]
+    _require(at == transfer.end, f"chunks end at {at}, not {transfer.end}")
+    for layer in range(len(run.ready["geometry"]["layers"])):
+        for which in (0, 1):
+            start = _first_row(run, layer, transfer.held, transfer.end)
+            rows = transfer.rows(layer, which, start, transfer.end)
+            _require(bool(torch.isfinite(rows).all()), f"layer {layer}: rows that are not finite")
+            _require(bool(rows.any(dim=-1).all()), f"layer {layer}: empty rows")
+
+
+def _require_close(run: Run, transfer: Transfer, reference: Transfer, held: int) -> Figures:
+    worst = 0.0
+    for layer in range(len(run.ready["geometry"]["layers"])):
+        start = _first_row(run, layer, held, transfer.end)
+        for which in (0, 1):
+            rows, expected = (found.rows(layer, which, start, transfer.end) for found in (transfer, reference))
+            worst = max(worst, relative_distance(rows, expected))
+    _require(worst <= TOLERANCE, f"rows differ by {worst:.4f}")
+    return {"greatestDistance": round(worst, 5), "tolerance": TOLERANCE}
+
+
+def _require_same_window(run: Run, transfer: Transfer, first: Transfer) -> int:
+    """Window rows that both have from the cache. How many there are depends on where the hit ends."""
+    cached = transfer.finished["reusedTokens"]
+    start = next(chunk["windowStart"] for chunk in transfer.chunks if chunk["end"] >= cached)
+    start = max(start, first_window_row(run.ready, 0, transfer.end))
+    for layer in _layers(run, "window") if start < cached else []:
+        for which in (0, 1):
+            same = torch.equal(transfer.rows(layer, which, start, cached), first.rows(layer, which, start, cached))
+            _require(same, f"layer {layer}: cached window rows are others than those first computed")
+    return max(0, cached - start)
+
+
+CHECKS: list[tuple[str, Callable[[Run], Figures]]] = [
+    ("start", check_start),
+    ("streaming", check_streaming),
+    ("export", check_export),
+    ("reference", check_reference),
+    ("held", check_held),
+    ("fourAtOnce", check_four_at_once),
+    ("prefixCache", check_prefix_cache),
+    ("speed", measure_speed),
+    ("preemption", check_preemption),
+    ("abort", check_abort),
+    ("staging", check_staging),
+]
+
+
+def run_checks(request: Request, tell: Callable[[dict[str, Any]], None]) -> None:
+    """Tells the result of every check; one that fails does not stop the others, unless the worker does not start."""
+    sizes = ON_CPU if request.cpu else ON_GPU
+    with ThreadPoolExecutor(sizes.starts_at_once) as pool:
+        run = Run(request, sizes, pool)
+        os.environ[_STAGING_FILE] = str(run.staging_file)
+        run.start()
+        try:
+            for name, check in CHECKS:
+                passed = _run_check(name, check, run, tell)
+                if name == "start" and not passed:
+                    break
+        finally:
+            for engine in run.engines:
+                engine.cancel()
+            list(pool.map(_stop, run.stops))
+
+
+def _run_check(name: str, check: Callable[[Run], Figures], run: Run, tell: Callable[[dict[str, Any]], None]) -> bool:
+    started = time.monotonic()
+    result: dict[str, Any] = {"check": name, "passed": True}
+    try:
+        result["figures"] = check(run)
+    except Exception as error:  # whatever it is, the other checks go on
+        result |= {"passed": False, "error": f"{type(error).__name__}: {error}"[:3000]}
+        if not isinstance(error, CheckFailed):
+            result["trace"] = traceback.format_exc()[-2000:]
+    tell({**result, "seconds": round(time.monotonic() - started, 1)})
+    return bool(result["passed"])
+
+
+def _stop(stop: Callable[[], Any]) -> None:
+    with contextlib.suppress(Exception):  # the results are told; the parent kills what is left
+        stop()
