@@ -1,0 +1,51 @@
+// Lints, type-checks and tests the Python package, real vLLM included. Closes with one line that says how many passed
+// and failed. Installs vLLM and the tools into .cache/vllm first.
+import { spawnSync } from 'node:child_process';
+import { ROOT, run, say } from './lib/run.mjs';
+
+const PACKAGE = `${ROOT}/packages/gb10-producer/python`;
+const ENVIRONMENT = `${ROOT}/.cache/vllm/env`;
+const TOOLS = ['ruff>=0.14,<1', 'mypy>=1.18,<3', 'pytest>=8.4,<10'];
+
+await run('node', ['scripts/vllm-env.mjs'], { show: true });
+await run(`${ROOT}/.cache/vllm/uv/bin/uv`, [
+  'pip',
+  'install',
+  '--quiet',
+  '--python',
+  `${ENVIRONMENT}/bin/python`,
+  ...TOOLS,
+]);
+
+const counts = { passed: 0, failed: 0 };
+check('lint', ['ruff', 'check', '.']);
+check('types', ['mypy']);
+tests('unit tests', []);
+tests('tests on real vLLM', ['-m', 'vllm']);
+process.stdout.write(`${counts.passed} passed, ${counts.failed} failed\n`);
+process.exit(counts.failed === 0 && counts.passed > 0 ? 0 : 1);
+
+function check(name, args) {
+  const { status } = python(name, args);
+  counts[status === 0 ? 'passed' : 'failed'] += 1;
+}
+
+function tests(name, args) {
+  const { stdout, status } = python(name, ['pytest', '-q', '-p', 'no:cacheprovider', ...args]);
+  const number = (pattern) => Number(pattern.exec(stdout)?.[1] ?? 0);
+  const failed = number(/(\d+) failed/) + number(/(\d+) errors?/);
+  counts.passed += number(/(\d+) passed/);
+  counts.failed += Math.max(failed, status === 0 ? 0 : 1);
+}
+
+function python(name, args) {
+  say(`python: ${name}`);
+  const result = spawnSync(`${ENVIRONMENT}/bin/python`, ['-B', '-m', ...args], {
+    cwd: PACKAGE,
+    encoding: 'utf8',
+    maxBuffer: 1 << 28,
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  process.stdout.write(result.stdout.slice(-20_000));
+  return result;
+}
