@@ -1,3 +1,4 @@
+import type { EventEmitter } from 'node:events';
 import { readdirSync, readFileSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
@@ -14,6 +15,7 @@ export const PYTHON_PACKAGE = fileURLToPath(new URL('../../python', import.meta.
 /** How long a group of killed processes may take to be gone; the driver may free a GPU's memory only then. */
 const GONE_LIMIT_MS = 20_000;
 const POLL_MS = 25;
+const LAST_LINES_MS = 100;
 
 const OUT_OF_MEMORY = /out of memory|OutOfMemoryError|MemoryError|oom[- ]kill/i;
 
@@ -70,12 +72,12 @@ export class WorkerProcess {
     // A worker that has ended does not read; its end is what counts.
     child.stdin.on('error', () => undefined);
     const { pid } = child;
-    const ended = child.then((result): ProcessEnd => {
-      lines.end();
-      const { exitCode, signal } = result;
-      const reason = signal === undefined ? `ended with code ${exitCode ?? 'unknown'}` : `ended by ${signal}`;
+    const ended = exitOf(child).then(async (reason): Promise<ProcessEnd> => {
+      // Its children have the log's other end and may live on, so that is not waited for; only for what it wrote last.
+      await Promise.race([child, delay(LAST_LINES_MS, undefined, { ref: false })]);
       return { reason, outOfMemory: lines.matched, lastLine: lines.last };
     });
+    void child.then(() => lines.end());
     if (pid === undefined) {
       const { code } = await child;
       throw new MuserError('ENGINE_FAILED', `${python} cannot be started (${code ?? 'unknown reason'})`);
@@ -101,6 +103,14 @@ export class WorkerProcess {
     }
     this.#closeInput();
   }
+}
+
+function exitOf(child: EventEmitter): Promise<string> {
+  return new Promise((resolve) => {
+    child.once('exit', (code: number | null, signal: NodeJS.Signals | null) => {
+      resolve(signal === null ? `ended with code ${code ?? 'unknown'}` : `ended by ${signal}`);
+    });
+  });
 }
 
 function signalGroup(pid: number, signal: NodeJS.Signals | 0): boolean {

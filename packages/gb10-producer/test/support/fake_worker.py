@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -28,6 +29,8 @@ HEAD_BYTES = 128
 SHARES = {1: [((0, 3), (0, 2))], 4: [((0, 2), (0, 1)), ((0, 2), (1, 2)), ((2, 3), (0, 1)), ((2, 3), (1, 2))]}
 
 settings = json.loads(sys.stdin.readline())
+# vLLM's engine is a child that has the same standard error and outlives its parent for a while.
+subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 fault, _, moment = settings.get("fault", "").partition(":")
 
 
