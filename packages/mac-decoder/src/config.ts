@@ -42,16 +42,10 @@ export const decoderConfigSchema = z.strictObject({
     .describe("CPU threads of the engine; all engines of a machine share its cores (default: half of this machine's)."),
   flashAttention: z.boolean().default(true).describe('Flash attention; off gives bit-exact hand-offs.'),
   kvType: z.enum(['f16', 'q8_0']).default('f16').describe('Type of the KV cache; q8_0 needs flash attention.'),
-  answerTokens: z
-    .number()
-    .int()
-    .min(1)
-    .max(131_072)
-    .default(2_048)
-    .meta({
-      unit: 'tokens',
-      description: 'Longest answer of a request that names no limit; never more than the context has left.',
-    }),
+  answerTokens: z.number().int().min(1).max(131_072).default(2_048).meta({
+    unit: 'tokens',
+    description: 'Longest answer of a request that names no limit; never more than the context has left.',
+  }),
   queueLimit: z
     .number()
     .int()
