@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def main() -> int:
             entry = {"name": configuration.name, "status": "skipped", "checks": []}
             result["configurations"].append(entry)
             if limit >= _LEAST_SECONDS:
-                _run_configuration(configuration, arguments, work, limit, entry)
+                _run_configuration(configuration, arguments, work, limit, entry, lambda: _write(out, result))
             _write(out, result)
     finally:
         _write(out, result)
@@ -109,7 +110,12 @@ def _run_child(arguments: argparse.Namespace) -> None:
 
 
 def _run_configuration(
-    configuration: Configuration, arguments: argparse.Namespace, work: Path, limit: float, entry: dict[str, Any]
+    configuration: Configuration,
+    arguments: argparse.Namespace,
+    work: Path,
+    limit: float,
+    entry: dict[str, Any],
+    save: Callable[[], None],
 ) -> None:
     print(f"\n{configuration.name}: at most {limit:.0f} s", flush=True)
     started = time.monotonic()
@@ -124,7 +130,7 @@ def _run_configuration(
             stderr=log,
             env=_environment(work),
         )
-    reader = threading.Thread(target=_take_results, args=(child, entry), daemon=True)
+    reader = threading.Thread(target=_take_results, args=(child, entry, save), daemon=True)
     reader.start()
     try:
         child.wait(limit)
@@ -142,12 +148,13 @@ def _run_configuration(
     entry["seconds"] = round(time.monotonic() - started, 1)
 
 
-def _take_results(child: subprocess.Popen[bytes], entry: dict[str, Any]) -> None:
+def _take_results(child: subprocess.Popen[bytes], entry: dict[str, Any], save: Callable[[], None]) -> None:
     assert child.stdout is not None
     for line in child.stdout:
         with contextlib.suppress(ValueError):  # a library that prints
             check = json.loads(line)
             entry["checks"].append(check)
+            save()
             what = json.dumps(check.get("figures", {})) if check["passed"] else check["error"]
             print(f"  {'ok  ' if check['passed'] else 'FAIL'} {check['check']} {check['seconds']} s {what}", flush=True)
 

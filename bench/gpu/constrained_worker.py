@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import measured_connector
 from muser_vllm import worker
+
+import measured_connector
 
 
 def main() -> None:

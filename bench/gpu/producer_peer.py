@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from engine_without_connector import write_batch
 
 _PYTHON = Path(__file__).resolve().parents[2] / "packages" / "gb10-producer" / "python"
