@@ -208,10 +208,6 @@ class ProducerPeer(Peer):
             self._finished_early[found[1]["id"]] = found
         transfer.computed_at, transfer.finished = self._finished_early.pop(transfer.id)
 
-    def cleanup(self) -> None:
-        self.log.touch()
-        super().cleanup()
-
 
 class _Reader:
     """Asks for the rows of every chunk of some transfers and keeps account of what is on its way."""
