@@ -1,7 +1,7 @@
-import { readFile } from 'node:fs/promises';
+import { readFile, readdir, stat } from 'node:fs/promises';
 import { homedir } from 'node:os';
-import { join, resolve } from 'node:path';
-import { describeError, ensurePrivateFolder } from '@muser/service-kit';
+import { basename, join, resolve } from 'node:path';
+import { describeError, ensurePrivateFolder, ServiceError } from '@muser/service-kit';
 import { z } from 'zod';
 import { CliError, EXIT, usageError } from './exit.js';
 
@@ -34,6 +34,8 @@ export function stateLayout(root: string): StateLayout {
 /** --state, else MUSER_STATE, else ~/.muser; always absolute. */
 export function stateRoot(option: string | undefined, env: NodeJS.ProcessEnv): string {
   const fromEnv = env['MUSER_STATE'];
+  // An unset variable of a script; the current folder is hardly what was meant.
+  if (option === '') throw usageError('--state needs the path of a folder');
   if (option !== undefined) return resolve(option);
   if (fromEnv !== undefined && fromEnv !== '') return resolve(fromEnv);
   return join(homedir(), '.muser');
@@ -42,6 +44,7 @@ export function stateRoot(option: string | undefined, env: NodeJS.ProcessEnv): s
 /** Makes the folders, readable by their owner only. A folder that was there with wider rights is narrowed. */
 export async function createStateFolders(layout: StateLayout): Promise<void> {
   try {
+    await refuseForeignFolder(layout);
     for (const folder of [layout.root, layout.coordinator, layout.producer, layout.decoder, layout.logs]) {
       await ensurePrivateFolder(folder);
     }
@@ -52,6 +55,14 @@ export async function createStateFolders(layout: StateLayout): Promise<void> {
       cause: error,
     });
   }
+}
+
+/** Closing a folder such as /tmp or a home folder to others would break what else lives in it. */
+async function refuseForeignFolder(layout: StateLayout): Promise<void> {
+  const entries = await readdir(layout.root).catch((): string[] => []);
+  if (entries.length === 0 || entries.includes(basename(layout.coordinator))) return;
+  if (((await stat(layout.root)).mode & 0o077) === 0) return;
+  throw new ServiceError('CONFIG_INVALID', `the folder ${layout.root} is open to other users and holds other files`);
 }
 
 const endpointsSchema = z.object({

@@ -1,4 +1,5 @@
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { execFileSync } from 'node:child_process';
+import { chmod, mkdir, mkdtemp, rm, stat, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
@@ -59,6 +60,8 @@ describe('wrong usage ends with code 2, an explanation, and nothing on standard 
     ['a binary file', ['ask', '-f', 'FOLDER/binary', 'x'], /binary is not UTF-8 text/],
     ['another encoding', ['ask', '-f', 'FOLDER/latin1.txt', 'x'], /latin1.txt is not UTF-8 text/],
     ['a large file', ['ask', '-f', 'FOLDER/large.txt', 'x'], /too large.*4 MiB/],
+    ['an empty state folder', ['dev', '--state', ''], /--state needs the path of a folder/],
+    ['a folder for a model', ['dev', '--model', 'FOLDER', '--state', 'FOLDER/s'], /model .* is no file/],
     ['no model file', ['dev', '--model', 'FOLDER/none.gguf', '--state', 'FOLDER/s'], /model file .* cannot be read/],
   ];
   it.each(cases)('%s', async (_, args, message) => {
@@ -66,6 +69,35 @@ describe('wrong usage ends with code 2, an explanation, and nothing on standard 
     expect(run.stderr).toMatch(message);
     expect(run).toMatchObject({ exitCode: 2, stdout: '' });
     expect(run.stderr).not.toMatch(/\n\s+at /);
+  });
+});
+
+describe('what cannot be used', () => {
+  it('no question, with --json: one object with the code', async () => {
+    const run = await runCli(['ask', '--json', ' ']);
+    expect(run.exitCode).toBe(2);
+    expect(JSON.parse(run.stdout)).toEqual({
+      error: { code: 'INVALID_REQUEST', message: 'there is no question' },
+    });
+  });
+
+  it('a folder of other things as state folder; it stays open to others', async () => {
+    const foreign = join(folder, 'foreign');
+    await mkdir(foreign);
+    await writeFile(join(foreign, 'notes.md'), 'x');
+    await chmod(foreign, 0o755);
+    const run = await runCli(['dev', '--state', foreign]);
+    expect(run).toMatchObject({ exitCode: 1, stdout: '' });
+    expect(run.stderr).toMatch(/open to other users and holds other files \(CONFIG_INVALID\)\n.*--state/);
+    expect((await stat(foreign)).mode & 0o777).toBe(0o755);
+  });
+
+  it.runIf(process.platform === 'linux')('a pipe that nobody writes to: the deadline ends the wait', async () => {
+    const pipe = join(folder, 'pipe');
+    execFileSync('mkfifo', [pipe]);
+    const run = await runCli(['ask', '--timeout', '1', '-f', pipe, 'x']);
+    expect(run).toMatchObject({ exitCode: 1, stdout: '' });
+    expect(run.stderr).toContain('DEADLINE_EXCEEDED');
   });
 });
 

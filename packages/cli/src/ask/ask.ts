@@ -34,15 +34,15 @@ export interface AskResult {
 
 /** Asks one question and prints the answer. Throws CliError, InterruptedError or BrokenPipeError. */
 export async function ask(options: AskOptions): Promise<void> {
-  if (options.question.trim() === '') {
-    throw usageError('there is no question', 'For example: muser ask -f notes.md "Where is the backup tape?"');
-  }
   const interrupts = listenForInterrupts();
   const stop = new AbortController();
   const output = new StatusOutput(process.stderr, { quiet: options.quiet, env: process.env });
   const answer = new AnswerWriter(options.json, (error) => stop.abort(error));
   const deadline = setTimeout(() => stop.abort(timedOut(options.timeoutSeconds)), options.timeoutSeconds * 1000);
   try {
+    if (options.question.trim() === '') {
+      throw usageError('there is no question', 'For example: muser ask -f notes.md "Where is the backup tape?"');
+    }
     const signal = AbortSignal.any([interrupts.signal, stop.signal]);
     const documents = await readDocuments(options.files, process.stdin, output, signal);
     const message = composeMessage(documents, options.question);

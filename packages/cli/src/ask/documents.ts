@@ -1,5 +1,6 @@
-import { createReadStream, fstatSync } from 'node:fs';
+import { constants, createReadStream, fstatSync, openSync } from 'node:fs';
 import { stat } from 'node:fs/promises';
+import { Socket } from 'node:net';
 import type { Readable } from 'node:stream';
 import { usageError } from '../exit.js';
 import { isMissing } from '../state.js';
@@ -40,13 +41,19 @@ async function readTextFile(path: string, budget: { left: number }, signal: Abor
     const found = await stat(path);
     if (found.isDirectory()) throw usageError(`${path} is a folder`, 'Give each file with an -f of its own.');
     if (found.size > budget.left) throw tooLarge(path);
-    return asText(path, await readLimited(createReadStream(path), path, budget, signal));
+    const stream = found.isFIFO() ? openPipe(path) : createReadStream(path);
+    return asText(path, await readLimited(stream, path, budget, signal));
   } catch (error) {
     if (isMissing(error)) throw usageError(`there is no file ${path}`);
     const code = (error as NodeJS.ErrnoException).code;
     if (code === 'EACCES' || code === 'EPERM') throw usageError(`${path} may not be read`);
     throw error;
   }
+}
+
+/** Opening a pipe that nobody writes to would block a thread for good, which no signal and no deadline could end. */
+function openPipe(path: string): Readable {
+  return new Socket({ fd: openSync(path, constants.O_RDONLY | constants.O_NONBLOCK), readable: true, writable: false });
 }
 
 type StdinKind = 'none' | 'pipe' | 'socket';

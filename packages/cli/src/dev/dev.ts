@@ -1,4 +1,4 @@
-import { access, constants } from 'node:fs/promises';
+import { access, constants, stat } from 'node:fs/promises';
 import { CliError, EXIT, usageError } from '../exit.js';
 import { formatDuration } from '../format.js';
 import { listenForInterrupts } from '../signals.js';
@@ -73,14 +73,15 @@ function announce(system: System, json: boolean, tell: (text: string) => void): 
 }
 
 async function checkModel(path: string): Promise<void> {
+  const advice = 'Name a GGUF file with --model.';
   try {
     await access(path, constants.R_OK);
   } catch (error) {
-    throw new CliError(EXIT.usage, 'MODEL_LOAD_FAILED', `the model file ${path} cannot be read`, {
-      advice: 'Name a GGUF file with --model.',
-      cause: error,
-    });
+    const message = `the model file ${path} cannot be read`;
+    throw new CliError(EXIT.usage, 'MODEL_LOAD_FAILED', message, { advice, cause: error });
   }
+  if ((await stat(path)).isFile()) return;
+  throw new CliError(EXIT.usage, 'MODEL_LOAD_FAILED', `the model ${path} is no file`, { advice });
 }
 
 async function choosePort(wanted: number | null, tell: (text: string) => void): Promise<number> {
