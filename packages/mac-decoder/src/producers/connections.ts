@@ -47,7 +47,9 @@ export class ProducerConnections {
         }
         return;
       } catch (error) {
-        const failure = toMuserError(error, 'PEER_UNREACHABLE');
+        const dropped = this.peers.get(entry.nodeId) !== peer && !options.signal.aborted;
+        const failure = dropped ? leftTheList(entry, error) : toMuserError(error, 'PEER_UNREACHABLE');
+        if (dropped) throw failure;
         if (received || !OTHER_ADDRESS.has(failure.code)) throw failure;
         if (peer.current === connection) peer.current = null;
         firstFailure ??= failure;
@@ -93,6 +95,12 @@ export class ProducerConnections {
     if (former !== null) closeUnused(peer, former);
     return connection;
   }
+}
+
+/** Its connections were closed under the transfer; that the client was closed would tell nobody anything. */
+function leftTheList({ name }: ProducerEntry, cause: unknown): MuserError {
+  const reason = 'it is silent, not ready, or revoked';
+  return new MuserError('PEER_UNREACHABLE', `The producer ${name} left the coordinator's list: ${reason}.`, { cause });
 }
 
 /** The address of the current connection first. */

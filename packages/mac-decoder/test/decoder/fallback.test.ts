@@ -220,6 +220,27 @@ describe.each([
   });
 });
 
+test('a producer that leaves the list in a transfer: the reason is its absence, not our closed connection', async () => {
+  await rig.offer(
+    {},
+    {
+      after: async (kind, shard, call) => {
+        if (kind !== 'shard' || shard !== FIRST_OF_CHUNK_2) return;
+        rig.coordinator.publish([]);
+        await hang(call.signal);
+      },
+    },
+  );
+  const { prompt, value } = rig.document(10, 1_700);
+  const { text, muser } = await ask(rig.url, prompt, { prefill: 'remote' });
+  expect(text).toContain(value);
+  expect(muser.fallback).toMatchObject({
+    code: 'PEER_UNREACHABLE',
+    message: expect.stringContaining("left the coordinator's list") as string,
+  });
+  expect(muser.promptTokens - (await locallyEvaluated())).toBe(2 * CHUNK_TOKENS);
+});
+
 describe('a producer that leaves window rows out', () => {
   test('is fine while the last window is there', async () => {
     await rig.offer({}, { skipWindowOf: [0, 1] });
