@@ -33,9 +33,10 @@ export const EXIT = {
   closeLimit: 3,
 } as const;
 
-/** What may be shown of an error of any origin: its code when it has one, and its message; never its data. */
+/** What may be shown of an error of any origin: its message and its code, unless that is one of Node's own; never its data. */
 export function describeError(error: unknown): { code: string; message: string } {
   if (!(error instanceof Error)) return { code: 'INTERNAL', message: String(error) };
   const code = (error as { code?: unknown }).code;
-  return { code: typeof code === 'string' ? code : 'INTERNAL', message: error.message };
+  const ours = typeof code === 'string' && !('syscall' in error) && !code.startsWith('ERR_');
+  return { code: ours ? code : 'INTERNAL', message: error.message };
 }

@@ -94,6 +94,14 @@ describe('runProcess', () => {
     expect(await fixture.exitCode()).toBe(1);
   });
 
+  it("tells a failure that Node reports by a code of the closed list, not by Node's", async () => {
+    const line = await launch('reads a folder', 'closes').firstLine();
+    expect(line).toMatchObject({
+      ready: false,
+      error: { code: 'INTERNAL', message: expect.stringContaining('EISDIR') as string },
+    });
+  });
+
   it('has an exit code of its own for a wrong configuration', async () => {
     expect(await launch('config', 'closes').exitCode()).toBe(2);
   });
