@@ -48,7 +48,7 @@ describe('wrong usage ends with code 2, an explanation, and nothing on standard 
     ['two ways at once', ['ask', '--local', '--remote-prefill', 'x'], /cannot be used with/],
     ['a flag and a way', ['ask', '--local', '--prefill', 'auto', 'x'], /cannot be used with/],
     ['an unknown way', ['ask', '--prefill', 'both', 'x'], /Allowed choices are auto, local, remote/],
-    ['an unknown producer', ['demo', '--producer', 'vllm'], /Allowed choices are llama/],
+    ['an unknown producer', ['demo', '--producer', 'tpu'], /Allowed choices are llama, vllm/],
     ['a number that is none', ['ask', '--max-tokens', '1e3', 'x'], /whole number from 1 to 131072/],
     ['a number out of bounds', ['dev', '--port', '65536'], /whole number from 0 to 65535/],
     ['no question', ['ask'], /there is no question/],
