@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -111,11 +112,12 @@ class Peer:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(self.folder / f"{name}.sock"))
         listener.listen(8)
-        listener.settimeout(DEADLINE)
+        listener.settimeout(1)
         return listener
 
     def spawn(self) -> None:
-        environment = {"VLLM_LOGGING_LEVEL": "WARNING", **os.environ}
+        package = str(Path(__file__).parents[1])
+        environment = {"VLLM_LOGGING_LEVEL": "WARNING", **os.environ, "PYTHONPATH": package}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 ["/usr/bin/env", "nice", "-n", "5", *self.command],
@@ -123,7 +125,6 @@ class Peer:
                 stdout=log,
                 stderr=log,
                 env=environment,
-                cwd=Path(__file__).parents[1],
                 start_new_session=True,
             )
         assert self.process.stdin is not None
@@ -131,13 +132,21 @@ class Peer:
         self.process.stdin.flush()
 
     def accept(self, name: str) -> tuple[Link, dict[str, Any]]:
-        connection, _ = self._listeners[name].accept()
+        connection = self._connection(name)
+        connection.settimeout(None)
         link = Link(connection, name)
         hello = link.next()
         assert hello is not None, self.log_text()
         assert hello.kind == "hello"
         assert hello.header["secret"] == self.secret
         return link, hello.header
+
+    def _connection(self, name: str) -> socket.socket:
+        end = time.monotonic() + DEADLINE
+        while self.process.poll() is None and time.monotonic() < end:
+            with contextlib.suppress(TimeoutError):
+                return self._listeners[name].accept()[0]
+        raise AssertionError(f"nobody dialled {name}.sock\n{self.log_text()}")
 
     def start(self) -> dict[str, Any]:
         self.spawn()

@@ -18,16 +18,16 @@ pytestmark = pytest.mark.vllm
 # vLLM gives each request all of a step's tokens that it can use, so that prefills follow one another and never compete.
 # This start-up divides the step, as a long and a short prompt would.
 DIVIDED = """
-import sys
-import muser_vllm.engine as engine
-original = engine.engine_arguments
-def divided(*arguments):
-    result = original(*arguments)
-    result.long_prefill_token_threshold = 128
-    return result
-engine.engine_arguments = divided
-import muser_vllm.worker as worker
-worker.main()
+if __name__ == "__main__":
+    import muser_vllm.engine as engine
+    import muser_vllm.worker as worker
+    original = engine.engine_arguments
+    def divided(*arguments):
+        result = original(*arguments)
+        result.long_prefill_token_threshold = 128
+        return result
+    engine.engine_arguments = divided
+    worker.main()
 """
 BLOCK_BYTES = 2 * 2 * 128 * 2 * 64 * 2
 
