@@ -8,7 +8,7 @@ import { promptTokens } from './support/rows.js';
 import { NOTHING_LEFT, TestBed, type TestPeer } from './support/test-bed.js';
 
 const SEED = Number(process.env['MUSER_TEST_SEED'] ?? Date.now() % 1_000_000);
-const REQUESTS = 4_000;
+const REQUESTS = 10_000;
 const AT_ONCE = 16;
 
 let bed: TestBed;

@@ -274,7 +274,7 @@ export const ERROR_CODES = Object.freeze({
     'FAILED_PRECONDITION',
     false,
     'The model is one that muser cannot hand over.',
-    'Use a model that docs/ARCHITECTURE.md lists.',
+    'See docs/MODELS.md for what can be handed over; muser models check tells for a file.',
   ),
   ENGINE_FAILED: entry(
     500,

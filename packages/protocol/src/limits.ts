@@ -1,6 +1,6 @@
 // Every cap of the hand-off protocol. Both ends enforce each of them, on what they send and on what they receive, and
 // before anything of the announced size is allocated. docs/LIMITS.md is generated from this file and
-// docs/limits-table.ts.
+// docs/limit-meanings.ts.
 
 export const PROTOCOL_VERSION = 1;
 
