@@ -49,7 +49,7 @@ const vllmSchema = z.strictObject({
     .describe("Share of the GPU's memory that vLLM may use in all; null is vLLM's own. At most 0.8 on a GB10."),
   windowStagingBytes: bytes.nullable().default(null).meta({
     unit: 'bytes',
-    description: 'Window rows that a rank may hold until they are sent; null: its own choice.',
+    description: 'Window rows that a rank may hold until they are sent. null: as many as budgets.stagingBytes.',
   }),
   enforceEager: z.boolean().default(false).describe('No compilation and no CUDA graphs. Always so on a CPU.'),
   attentionBackend: z.string().min(1).max(64).nullable().default(null).describe("null is vLLM's own choice."),

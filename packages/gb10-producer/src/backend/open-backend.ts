@@ -97,7 +97,8 @@ export function vllmSettings({ vllm, model, ...config }: ProducerConfig): Record
     chunkTokens: config.chunkTokens,
     maxConcurrent: config.maxConcurrent,
     kvCacheBytes: vllm.kvCacheBytes,
-    stagingBytes: vllm.windowStagingBytes,
+    // Those of transfers that are computed and still being sent are among them.
+    stagingBytes: vllm.windowStagingBytes ?? config.budgets.stagingBytes,
     leaseMs: LEASE_MS,
     tensorParallel: vllm.tensorParallel,
     pipelineParallel: vllm.pipelineParallel,
