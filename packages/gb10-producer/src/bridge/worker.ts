@@ -23,7 +23,7 @@ import { Watchdog } from './watchdog.js';
 import { type ProcessEnd, WorkerProcess } from './worker-process.js';
 
 /** How long a worker may take to close when it is asked to. */
-const CLOSE_GRACE_MS = 5_000;
+const CLOSE_GRACE_MS = 3_000;
 /** The end of a process explains a closed socket; it is told a moment later. */
 const EXPLAIN_MS = 1_000;
 
