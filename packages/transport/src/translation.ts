@@ -46,7 +46,7 @@ function withoutCode(
   error: ServiceError,
   { target, connected, identity }: CallFacts,
 ): { code: ErrorCode; message: string } {
-  const text = boundedText(error.details);
+  const text = boundedText(plainReason(error.details));
   switch (error.code) {
     case GrpcStatus.DEADLINE_EXCEEDED:
       return { code: 'DEADLINE_EXCEEDED', message: `${target} did not finish before the deadline` };
@@ -75,7 +75,7 @@ function connectionFailure(
   }
   // With TLS 1.3 a server that refuses the client's certificate does so after the client's side of the handshake is done.
   const hint =
-    identity === 'approved'
+    identity === 'approved' && !/\bE[A-Z]{5,}\b/.test(text)
       ? ' (it closes the connection: is this node enrolled there, and its certificate valid?)'
       : '';
   return { code: 'PEER_UNREACHABLE', message: `${target} cannot be reached${hint}: ${text}` };
@@ -87,6 +87,15 @@ function connectionFailure(
  */
 function isCertificateTrouble(text: string): boolean {
   return /certificate|unable to get (local )?issuer|alert unknown ca|alert access denied/i.test(text);
+}
+
+/** The first line, without the place in OpenSSL's source and the channel's own note on how it looked the address up. */
+function plainReason(details: string): string {
+  const [line = ''] = details.split('\n');
+  return line
+    .replace(/\s*Resolution note:.*$/, '')
+    .replace(/:(?:\.\.\/)*deps\/openssl\/\S+/, '')
+    .trim();
 }
 
 /** At most MAX_ERROR_MESSAGE_BYTES of valid UTF-8: grpc-js cannot encode lone surrogates, and trailers have a size limit. */

@@ -11,7 +11,7 @@ interface WithHandle {
  * Node does not say so while an HTTP/2 session over TLS has data to write: TLSWrap::OnStreamAfterWrite keeps its write marked
  * as in progress when it fails, the session takes the failed write for done, starts the next one, which never runs, and stops
  * reading until it has (seen with 20.20). Without this check a producer would go on computing for a decoder that has died
- * until the keepalive ends the connection, 30 s later. A socket that has no peer any more is dead.
+ * until the keepalive ends the connection, a minute later. A socket that has no peer any more is dead.
  */
 export function isDead(socket: TLSSocket): boolean {
   const { _handle: handle } = socket as unknown as WithHandle;
