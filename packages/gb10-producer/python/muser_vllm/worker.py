@@ -11,6 +11,7 @@ import struct
 import sys
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
@@ -46,6 +47,7 @@ class Worker:
         self._recent_ids: deque[str] = deque(maxlen=_REMEMBERED_IDS)
         self._placeholders: set[int] = set()
         self._vocabulary_size = 0
+        self._engine: AsyncLLM | None = None
 
     async def run(self) -> int:
         self._watch_for_the_end()
@@ -113,10 +115,11 @@ class Worker:
         self._spawn(self._beat())
         await self._milestone("environment")
         arguments = engine.engine_arguments(self._settings, self._started_at)
-        self._engine: AsyncLLM = await asyncio.to_thread(engine.start_engine, arguments, self._counter)
-        self._prefill = engine.prefill
-        ready = await asyncio.to_thread(self._describe)
-        rank = await self._self_test()
+        started = await asyncio.to_thread(engine.start_engine, arguments, self._counter)
+        self._engine = started
+        self._prefill = partial(engine.prefill, started)
+        ready = await asyncio.to_thread(self._describe, started)
+        rank = await self._self_test(ready["ranks"])
         await self._milestone("warm_up")
         ready |= {
             "backendName": rank["backend"],
@@ -127,14 +130,14 @@ class Worker:
         await self._link.send("ready", ready)
         await self._milestone("ready")
 
-    def _describe(self) -> dict[str, Any]:
+    def _describe(self, engine: AsyncLLM) -> dict[str, Any]:
         """:raises Refused: the model cannot be handed over"""
         import vllm  # noqa: PLC0415 - takes seconds
 
         from .geometry import geometry_of, rope_warnings, tokenizer_sha256  # noqa: PLC0415
         from .refusals import refuse_unsupported, version_warnings  # noqa: PLC0415
 
-        config = self._engine.vllm_config
+        config = engine.vllm_config
         model = config.model_config
         refuse_unsupported(config)
         geometry = geometry_of(model.hf_text_config, model.get_total_num_kv_heads(), model.get_head_size())
@@ -144,7 +147,7 @@ class Worker:
         return {
             "vllmVersion": vllm.__version__,
             "geometry": geometry,
-            "tokenizerSha256": tokenizer_sha256(self._engine.get_tokenizer(), self._vocabulary_size),
+            "tokenizerSha256": tokenizer_sha256(engine.get_tokenizer(), self._vocabulary_size),
             "maxPromptTokens": model.max_model_len,
             "chunkTokens": config.scheduler_config.max_num_batched_tokens,
             "wireTypes": ["bf16"],
@@ -152,7 +155,7 @@ class Worker:
             "warnings": version_warnings(vllm.__version__) + rope_warnings(model.hf_text_config),
         }
 
-    async def _self_test(self) -> dict[str, Any]:
+    async def _self_test(self, expected: int) -> dict[str, Any]:
         """One chunk, twice: each rank checks its rows. Answers what the first rank found.
 
         :raises Refused: SELF_TEST_FAILED
@@ -164,9 +167,8 @@ class Worker:
         tokens = [usable[7919 * i % len(usable)] for i in range(1, count + 1)]
         for number in (1, 2):
             spec = PrefillSpec(f"self-test-{number}", 0, count, self_test=True)
-            answer = await self._prefill(self._engine, spec, tokens, "self-test")
+            answer = await self._prefill(spec, tokens, "self-test")
         ranks: list[dict[str, Any]] = answer.get("ranks", [])
-        expected = self._engine.vllm_config.parallel_config.world_size
         if len(ranks) != expected or any(rank["self_tests"] < 1 for rank in ranks):
             raise Refused("SELF_TEST_FAILED", f"{len(ranks)} of {expected} ranks saw rows of a prefill")
         return ranks[0]
@@ -179,6 +181,10 @@ class Worker:
         import psutil  # noqa: PLC0415 - vLLM's dependency
 
         while True:
+            if self._engine is not None and self._engine.errored:
+                # Without a prefill nobody else notices that the engine, or a rank of it, has died.
+                _log.error("muser: the engine has died")
+                self._end(1)
             header = {
                 "steps": self._counter.steps,
                 "runningRequests": len(self._prefills),
@@ -238,7 +244,7 @@ class Worker:
         self._check(id_, tokens, held)
         spec = PrefillSpec(id_, held, len(tokens) - 1)
         # The last token's row is not exported, and its logits are the decoder's business.
-        answer = await self._prefill(self._engine, spec, tokens[:-1], frame.header["cacheScope"])
+        answer = await self._prefill(spec, tokens[:-1], frame.header["cacheScope"])
         return {
             "id": id_,
             "ok": True,
@@ -264,7 +270,7 @@ class Worker:
             raise _InvalidPrefill("image and video input cannot be prefilled here")
 
     def shut_engine(self) -> None:
-        if hasattr(self, "_engine"):
+        if self._engine is not None:
             self._engine.shutdown()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from muser_vllm.layout import LayoutError, RowReader, probe_layer
+from muser_vllm.layout import LayoutError, RowReader, Slots, probe_layer
 
 BLOCKS, SLOTS, HEADS, DIM = 9, 32, 3, 64
 Update = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -110,9 +110,11 @@ def test_rows_come_back_from_every_known_form(form: str) -> None:
     update(key, value, cache, slots)
     reader = RowReader(cache, layout)
     for head in range(HEADS):
-        assert torch.equal(reader.read(0, slots)[:, head], key[:, head])
-        assert torch.equal(reader.read(1, slots)[:, head], value[:, head])
-    assert not torch.equal(reader.read(0, slots)[:, 0], key[:, 1]), "heads must differ for this test to mean anything"
+        assert torch.equal(reader.read(0, Slots(slots))[:, head], key[:, head])
+        assert torch.equal(reader.read(1, Slots(slots))[:, head], value[:, head])
+    assert not torch.equal(reader.read(0, Slots(slots))[:, 0], key[:, 1]), (
+        "heads must differ for this test to mean anything"
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -124,9 +126,9 @@ def test_runs_that_cross_blocks(form: str) -> None:
     rows = torch.randn(len(slots), HEADS, DIM).to(torch.bfloat16)
     update(rows, -rows, cache, slots)
     reader = RowReader(cache, layout)
-    assert torch.equal(reader.read(0, slots), rows)
-    assert torch.equal(reader.read(1, slots), -rows)
-    assert reader.read(0, slots[:0]).shape == (0, HEADS, DIM)
+    assert torch.equal(reader.read(0, Slots(slots)), rows)
+    assert torch.equal(reader.read(1, Slots(slots)), -rows)
+    assert reader.read(0, Slots(slots[:0])).shape == (0, HEADS, DIM)
 
 
 def test_one_head() -> None:
@@ -181,6 +183,22 @@ def test_rows_outside_the_cache_are_refused() -> None:
     reader = RowReader(cache, probe_layer(last_axis, cache, HEADS, DIM))
     for slot in (-1, BLOCKS * SLOTS):
         with pytest.raises(LayoutError):
-            reader.read(0, torch.tensor([slot]))
+            reader.read(0, Slots(torch.tensor([slot])))
     small = memory(BLOCKS - 1, HEADS, SLOTS, 2 * DIM)[: BLOCKS - 2]
     assert RowReader(small, probe_layer(last_axis, cache, HEADS, DIM)).slots == (BLOCKS - 2) * SLOTS
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_way_of_a_gpu_reads_the_same(form: str) -> None:
+    """One indexing of the whole cache instead of copies of runs: no GPU is needed to check that."""
+    make, update, _ = FORMS[form]
+    cache = make()
+    layout = probe_layer(update, cache, HEADS, DIM)
+    slots = torch.randperm(BLOCKS * SLOTS)[:70]
+    rows = torch.randn(len(slots), HEADS, DIM).to(torch.bfloat16)
+    update(rows, -rows, cache, slots)
+    reader = RowReader(cache, layout)
+    target = torch.empty_like(rows)
+    for which, wanted in ((0, rows), (1, -rows)):
+        reader._index(which, Slots(slots), target)
+        assert torch.equal(target, wanted)

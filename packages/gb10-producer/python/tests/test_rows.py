@@ -9,12 +9,13 @@ from muser_vllm.rows import BlockTables, StagingBudget, first_window_row
 def test_slots_follow_the_block_ids() -> None:
     tables = BlockTables([4, 2])
     tables.add(([7, 3], [9, 8, 5]), replaced=True)
-    assert tables.slots(0, 2, 7).tolist() == [30, 31, 12, 13, 14]
-    assert tables.slots(1, 3, 6).tolist() == [17, 10, 11]
+    assert tables.slots(0, 2, 7).runs(4) == [(7, 2, 2), (3, 0, 3)]
+    assert tables.slots(1, 3, 6).runs(2) == [(8, 1, 1), (5, 0, 2)]
+    assert tables.slots(0, 2, 7).runs(2) == [(15, 0, 2), (6, 0, 2), (7, 0, 1)], "the tensor's blocks may be smaller"
     tables.add(([1],), replaced=False)
-    assert tables.slots(0, 8, 9).tolist() == [4]
+    assert tables.slots(0, 8, 9).runs(4) == [(1, 0, 1)]
     tables.add(([2], [6]), replaced=True)
-    assert tables.slots(0, 0, 1).tolist() == [8]
+    assert tables.slots(0, 0, 1).runs(4) == [(2, 0, 1)]
     with pytest.raises(IndexError):
         tables.slots(0, 4, 5)
 
@@ -64,9 +65,9 @@ def test_the_budget_counts() -> None:
     assert (budget.used, budget.free) == (0, 10)
 
 
-def test_slots_are_int64_for_indexing() -> None:
+def test_slots_of_a_large_cache() -> None:
     tables = BlockTables([16])
     tables.add(([2**27],), replaced=True)
     slots = tables.slots(0, 0, 1)
-    assert slots.dtype == torch.int64
-    assert slots.tolist() == [2**31]
+    block, inside = slots.split(16, torch.device("cpu"))
+    assert (slots.highest, block.tolist(), inside.tolist()) == (2**31, [2**27], [0])

@@ -3,5 +3,6 @@
 from .forms import LayerLayout, LayoutError, Placement
 from .probe import probe_layer
 from .reader import RowReader
+from .slots import Slots
 
-__all__ = ["LayerLayout", "LayoutError", "Placement", "RowReader", "probe_layer"]
+__all__ = ["LayerLayout", "LayoutError", "Placement", "RowReader", "Slots", "probe_layer"]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from .forms import LayerLayout, LayoutError, Placement, Table, name_form, placement_of
 from .reader import RowReader
+from .slots import Slots
 
 CacheUpdate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 """(key, value, cache, slot_mapping): rows are (tokens, heads, dimension)."""
@@ -137,5 +138,5 @@ def _verify(update: CacheUpdate, scratch: torch.Tensor, layout: LayerLayout) -> 
     update(key, value, scratch, mapping.to(scratch.device))
     reader = RowReader(scratch, layout)
     for which, rows in enumerate((key, value)):
-        if not torch.equal(reader.read(which, mapping), rows):
+        if not torch.equal(reader.read(which, Slots(mapping)), rows):
             raise LayoutError(f"rows of {_KV[which]} do not come back as they were written")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .forms import LayerLayout, LayoutError, Placement
+from .slots import Slots
 
 
 class RowReader:
@@ -37,23 +38,26 @@ class RowReader:
             raise LayoutError(f"rows reach to element {last} of a cache that ends before")
         return cache.as_strided([size for size, _ in axes], [stride for _, stride in axes], first)
 
-    def read(self, which: int, slots: torch.Tensor) -> torch.Tensor:
-        """:param which: 0 for K, 1 for V; :param slots: int64 on the CPU, each below `slots`"""
+    def read(self, which: int, slots: Slots) -> torch.Tensor:
+        """:param which: 0 for K, 1 for V"""
         target = torch.empty((len(slots), *self.row_shape), dtype=torch.bfloat16, device=self.device)
         self.read_into(which, slots, target)
         return target
 
-    def read_into(self, which: int, slots: torch.Tensor, target: torch.Tensor) -> None:
-        """Fills `target` (tokens, heads, dimension). On a GPU it is queued on the current stream."""
-        if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < self.slots:
+    def read_into(self, which: int, slots: Slots, target: torch.Tensor) -> None:
+        """Fills `target` (tokens, heads, dimension). On a GPU it is queued on the current stream.
+
+        :raises LayoutError: a slot is not in the cache
+        """
+        if len(slots) and not 0 <= slots.lowest <= slots.highest < self.slots:
             raise LayoutError("a row outside the cache was asked for")
         if self.device.type == "cpu":
             self._copy_runs(which, slots, target)
         else:
-            self._index(which, slots.to(self.device, non_blocking=True), target)
+            self._index(which, slots, target)
 
-    def _index(self, which: int, slots: torch.Tensor, target: torch.Tensor) -> None:
-        block, inside = slots // self._layout.block_slots, slots % self._layout.block_slots
+    def _index(self, which: int, slots: Slots, target: torch.Tensor) -> None:
+        block, inside = slots.split(self._layout.block_slots, self.device)
         index = [block]
         for size, _ in self._slot_levels(which)[1:]:
             index.append(inside // size)
@@ -64,18 +68,13 @@ class RowReader:
     def _slot_levels(self, which: int) -> tuple[tuple[int, int], ...]:
         return self._layout.v.slot if which else self._layout.k.slot
 
-    def _copy_runs(self, which: int, slots: torch.Tensor, target: torch.Tensor) -> None:
+    def _copy_runs(self, which: int, slots: Slots, target: torch.Tensor) -> None:
         """Block by block. Each copy is small enough that PyTorch starts no threads for it, which would fight vLLM's."""
         view = self._views[which]
         packed = len(self._slot_levels(which)) > 1
         length = self._layout.block_slots
-        numbers: list[int] = slots.tolist()
         at = 0
-        while at < len(numbers):
-            block, inside = divmod(numbers[at], length)
-            count = 1
-            while at + count < len(numbers) and inside + count < length and numbers[at + count] == numbers[at] + count:
-                count += 1
+        for block, inside, count in slots.runs(length):
             rows = view[block].reshape(length, *self.row_shape) if packed else view[block]
             target[at : at + count].copy_(rows[inside : inside + count].reshape(count, *self.row_shape))
             at += count

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from ..layout import Slots
+
 NULL_BLOCK = 0
 """vLLM's id for "no block": rows that no window reaches any more."""
 
@@ -45,10 +47,10 @@ class BlockTables:
             row = (row - 1) // size * size
         return max(row, start)
 
-    def slots(self, group: int, start: int, end: int) -> torch.Tensor:
-        """Slot number, block id x block size + place in the block, of every row of [start, end)."""
+    def slots(self, group: int, start: int, end: int) -> Slots:
+        """Where every row of [start, end) lies. :raises IndexError: one has no block"""
         size = self._sizes[group]
         positions = torch.arange(start, end)
         first = start // size
         ids = torch.tensor(self._ids[group][first : (end + size - 1) // size], dtype=torch.int64)
-        return ids[positions // size - first] * size + positions % size
+        return Slots(ids[positions // size - first] * size + positions % size)

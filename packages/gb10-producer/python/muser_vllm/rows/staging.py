@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..layout import RowReader
+from ..layout import RowReader, Slots
 
 Ready = Callable[[], bool]
 """Whether everything that was queued before has been done. Never blocks."""
@@ -57,7 +57,7 @@ class HostCopier:
     def allocate(self, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, pin_memory=self._stream is not None)
 
-    def copy(self, reader: RowReader, which: int, slots: torch.Tensor, target: torch.Tensor) -> None:
+    def copy(self, reader: RowReader, which: int, slots: Slots, target: torch.Tensor) -> None:
         """Fills `target` (tokens, heads, dimension); complete when `mark` taken afterwards says so."""
         if self._stream is None:
             reader.read_into(which, slots, target)
@@ -82,7 +82,7 @@ class HostCopier:
         if self._stream is not None:
             self._stream.synchronize()
 
-    def read_now(self, reader: RowReader, which: int, slots: torch.Tensor, target: torch.Tensor) -> None:
+    def read_now(self, reader: RowReader, which: int, slots: Slots, target: torch.Tensor) -> None:
         """As `copy`, complete on return, and without waiting for the compute stream: the rows are long written."""
         if self._reads is None:
             reader.read_into(which, slots, target)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..layout import Slots
 from ..metadata import EndReason, PrefillSpec
 from .blocks import BlockTables
 from .model import LayerSource, RankLayers
@@ -29,6 +30,8 @@ class Chunk:
     :ivar window_rows: (window layers, 2, end - window_start, heads, dimension) in host memory
     :ivar saved: the global layers' rows in the same form, taken out because their blocks were about to be lost
     :ivar staged: bytes of the budget that both occupy
+    :ivar filled: window layers, by their place, whose rows have been taken out
+    :ivar slots: by KV cache group, where the window rows lie, in the step that computes them
     """
 
     index: int
@@ -39,6 +42,7 @@ class Chunk:
     saved: torch.Tensor | None = None
     staged: int = 0
     filled: set[int] = field(default_factory=set)
+    slots: dict[int, Slots] = field(default_factory=dict)
 
 
 class Transfer:
@@ -108,9 +112,12 @@ class Transfer:
         if chunk.window_rows is None or source.place in chunk.filled:
             return
         chunk.filled.add(source.place)
-        slots = self.tables.slots(source.group, chunk.window_start, chunk.end)
+        if source.group not in chunk.slots:
+            chunk.slots[source.group] = self.tables.slots(source.group, chunk.window_start, chunk.end)
         for which in (0, 1):
-            copier.copy(source.reader, which, slots, chunk.window_rows[source.place, which])
+            copier.copy(source.reader, which, chunk.slots[source.group], chunk.window_rows[source.place, which])
+        if len(chunk.filled) == len(self._layers.window_layers):
+            chunk.slots.clear()
 
     def _shape(self, layers: int, tokens: int) -> tuple[int, ...]:
         return (layers, 2, tokens, self._layers.heads, self._layers.dimension)
