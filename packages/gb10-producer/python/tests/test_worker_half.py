@@ -268,6 +268,14 @@ def test_self_tests_are_not_announced() -> None:
     assert engine.link.frames == []
 
 
+def test_self_tests_compare_window_rows_at_their_own_tokens() -> None:
+    """A prompt longer than the window: the window layers' rows do not begin at token 0."""
+    engine = Engine()
+    for name, ids in (("t", (1, 2, 5)), ("u", (3, 4, 6))):
+        engine.step((PrefillSpec(name, 0, 12, self_test=True), 0, 12, blocks(*ids), True))
+    assert engine.half.self_tests == 2
+
+
 @pytest.mark.parametrize("fault", ["empty", "alike", "heads", "infinite", "other"])
 def test_self_tests_find_wrong_rows(fault: str) -> None:
     engine = Engine()
