@@ -165,7 +165,6 @@ class Run implements PrefillRun {
       for (let start = 0; start < rows; start += chunkTokens) {
         await this.#step(sequence, start, Math.min(start + chunkTokens, rows));
       }
-      this.timings.endedAtMs = performance.now();
     } finally {
       await sequence.dispose();
     }
@@ -176,6 +175,7 @@ class Run implements PrefillRun {
     const { tokens, heldTokens, onProgress } = this.#task;
     await sequence.evaluate(tokens.subarray(start, end), { signal: this.#stop.signal });
     await this.#pace(end);
+    if (end === tokens.length - 1) this.timings.endedAtMs = performance.now();
     onProgress?.(end);
     if (end > heldTokens) this.#chunks.push(await this.#export(sequence, Math.max(start, heldTokens), end));
   }

@@ -8,6 +8,7 @@ export class TransferFigures {
 
   private readonly installs: { at: number; payloadBytes: number }[] = [];
   private burst = { bytes: 0, milliseconds: 0, lastAt: 0, chunk: -1 };
+  private lastChunkAt = Infinity;
 
   /** A verified shard. Within a chunk shards follow each other as fast as the way allows, which is the link's rate. */
   addShard(at: number, chunkIndex: number, payloadBytes: number): void {
@@ -17,6 +18,8 @@ export class TransferFigures {
     if (burst.chunk === chunkIndex) {
       burst.bytes += payloadBytes;
       burst.milliseconds += at - burst.lastAt;
+    } else {
+      this.lastChunkAt = at;
     }
     burst.chunk = chunkIndex;
     burst.lastAt = at;
@@ -31,9 +34,13 @@ export class TransferFigures {
     return { bytes: this.burst.bytes, milliseconds: this.burst.milliseconds };
   }
 
-  /** When the producer's prefill ended, on this process's clock; null before the Seal. */
+  /**
+   * When the producer's prefill ended, on this process's clock; null before the Seal. Begin may have been seen late, but the
+   * last chunk's rows can only come after the prefill has ended.
+   */
   get prefillEndAt(): number | null {
-    return this.beginAt === null || this.prefill === null ? null : this.beginAt + this.prefill.endMs;
+    if (this.beginAt === null || this.prefill === null) return null;
+    return Math.min(this.beginAt + this.prefill.endMs, this.lastChunkAt);
   }
 
   /** Share of the payload bytes, 0 to 1, that was installed before the producer's prefill ended. */
