@@ -1,6 +1,7 @@
-// Builds and runs the C++ tests, plainly and with AddressSanitizer and UndefinedBehaviorSanitizer (without the longest
-// prompts, which take ten times as long there), then the addon's tests with the sanitized addon. Closes with one line
-// that says how many passed and failed.
+// node scripts/native-tests.mjs [plain] [sanitized] [addon]: builds and runs the C++ tests, plainly and with
+// AddressSanitizer and UndefinedBehaviorSanitizer (without the longest prompts, which take ten times as long there), and
+// the addon's tests with the sanitized addon; all three when none is named. Closes with one line that says how many passed
+// and failed.
 import { execFileSync, spawnSync } from 'node:child_process';
 import { readFileSync, rmSync } from 'node:fs';
 import { ROOT, run, say } from './lib/run.mjs';
@@ -10,9 +11,12 @@ const LONG_UNDER_SANITIZERS = 'Long/|HandoffWindow|HandoffAnswer|HandoffSequence
 const ADDON_TESTS = ['loading', 'tokenizer', 'sequences', 'lifetime'];
 
 const counts = { passed: 0, failed: 0 };
-await cppTests('plain', ['--tools'], 'cmake', []);
-await cppTests('sanitized', ['--tools', '--sanitize'], 'cmake-sanitize', ['-E', LONG_UNDER_SANITIZERS]);
-await addonTests();
+const wanted = process.argv.slice(2);
+const runs = (name) => wanted.length === 0 || wanted.includes(name);
+if (runs('plain')) await cppTests('plain', ['--tools'], 'cmake', []);
+if (runs('sanitized'))
+  await cppTests('sanitized', ['--tools', '--sanitize'], 'cmake-sanitize', ['-E', LONG_UNDER_SANITIZERS]);
+if (runs('addon')) await addonTests();
 process.stdout.write(`${counts.passed} passed, ${counts.failed} failed\n`);
 process.exit(counts.failed === 0 && counts.passed > 0 ? 0 : 1);
 
@@ -33,6 +37,7 @@ async function cppTests(name, switches, folder, filter) {
 }
 
 async function addonTests() {
+  await run('node', ['native/metal/scripts/build.mjs', '--tools', '--sanitize'], { show: true });
   say('addon, sanitized');
   const report = `${ROOT}/.cache/vitest-sanitized.json`;
   rmSync(report, { force: true });
