@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 
 import { MAX_PAYLOAD_BYTES, MuserError, planChunkShards, verifyingKey } from '@muser/protocol';
-import { ensurePrivateFolder, lockFolder, type Logger } from '@muser/service-kit';
+import { ensurePrivateFolder, lockFolder, startParts, type Logger } from '@muser/service-kit';
 import {
   addHandoffService,
   addNodeService,
@@ -49,32 +49,21 @@ export async function startProducer(
   open: typeof openBackend = openBackend,
   onMilestone: OpenOptions['onMilestone'] = () => undefined,
 ): Promise<Producer> {
-  const cleanups: (() => Promise<void>)[] = [];
-  const close = async (): Promise<void> => {
-    const failures: unknown[] = [];
-    for (const cleanup of cleanups.splice(0).reverse()) {
-      await cleanup().catch((error: unknown) => failures.push(error));
-    }
-    if (failures.length > 0) throw failures[0];
-  };
-  try {
+  return startParts(async (onClose) => {
     await ensurePrivateFolder(config.stateDir);
     const lock = await lockFolder(config.stateDir);
-    cleanups.push(() => lock.release());
+    onClose(() => lock.release());
     const identity = await loadOwnIdentity(config.stateDir);
     const backend = await open({ config, logger, signal, onMilestone });
-    cleanups.push(() => backend.close());
+    onClose(() => backend.close());
     checkStaging(config, backend);
     const transfers = createTransfers(config, identity, backend, logger);
     const listener = await listen(config, identity, { backend, transfers, logger });
-    cleanups.push(() => listener.close(LISTENER_GRACE_MS));
-    cleanups.push(() => transfers.drain(config.drainMs));
+    onClose(() => listener.close(LISTENER_GRACE_MS));
+    onClose(() => transfers.drain(config.drainMs));
     signal.throwIfAborted();
-    return { nodeId: identity.nodeId, address: listener.address, backend, transfers, close };
-  } catch (error) {
-    await close();
-    throw error;
-  }
+    return { nodeId: identity.nodeId, address: listener.address, backend, transfers };
+  });
 }
 
 async function loadOwnIdentity(stateDir: string): Promise<Identity> {
