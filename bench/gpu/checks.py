@@ -123,7 +123,8 @@ class Run:
     def _small_settings(self) -> dict[str, Any]:
         """A cache for little more than one long prompt; a lease so long that leaked blocks stop what comes next."""
         longest = self.sizes.long + self.sizes.chunk
-        window = 512 + self.sizes.chunk + 2 * self.sizes.block
+        # On a GPU vLLM schedules the next step while one runs, so two chunks may be in flight.
+        window = 512 + 2 * self.sizes.chunk + 2 * self.sizes.block
         # muse-nano: groups of two layers, three of window layers and one of global ones, share a pool of blocks.
         tokens = longest + 3 * window
         bytes_a_token = 2 * 2 * 2 * 64 * 2
