@@ -383,6 +383,15 @@ export class MuserError extends Error {
 }
 
 /**
+ * What may be told of any failure to a peer or a client: an error that is not ours may quote data, so its text stays in
+ * the cause, which no answer has in it.
+ */
+export function withoutForeignText(thrown: unknown): MuserError {
+  if (thrown instanceof MuserError) return thrown;
+  return new MuserError('INTERNAL', 'internal error; the log of the process says more', { cause: thrown });
+}
+
+/**
  * Passes a MuserError through, and wraps anything else under `fallback` with the original as its cause. An aborted
  * operation (an error named AbortError) becomes CANCELLED, a timed-out one (TimeoutError) DEADLINE_EXCEEDED.
  */

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { ERROR_CODES, isErrorCode, MuserError, toMuserError } from '../src/errors.js';
+import { ERROR_CODES, isErrorCode, MuserError, toMuserError, withoutForeignText } from '../src/errors.js';
 
 describe('MuserError', () => {
   it.each(Object.entries(ERROR_CODES))('%s is complete', (code, info) => {
@@ -29,6 +29,15 @@ describe('MuserError', () => {
     const other = new RangeError('bad');
     expect(toMuserError(other, 'ENGINE_FAILED')).toMatchObject({ code: 'ENGINE_FAILED', message: 'bad', cause: other });
     expect(toMuserError('text', 'INTERNAL')).toMatchObject({ code: 'INTERNAL', message: 'text' });
+  });
+
+  it('keeps the text of an error that is not ours away from peers and clients', () => {
+    const own = new MuserError('STALLED', 'x');
+    expect(withoutForeignText(own)).toBe(own);
+    const foreign = new SyntaxError('unexpected token in "my secret prompt"');
+    const told = withoutForeignText(foreign);
+    expect(told).toMatchObject({ code: 'INTERNAL', cause: foreign });
+    expect(JSON.stringify(told)).not.toContain('secret');
   });
 
   it('names aborts and timeouts', () => {

@@ -1,5 +1,12 @@
 import { Metadata, status as GrpcStatus, type ServiceError, type StatusObject } from '@grpc/grpc-js';
-import { ERROR_CODES, isErrorCode, MAX_ERROR_MESSAGE_BYTES, MuserError, type ErrorCode } from '@muser/protocol';
+import {
+  ERROR_CODES,
+  isErrorCode,
+  MAX_ERROR_MESSAGE_BYTES,
+  MuserError,
+  withoutForeignText,
+  type ErrorCode,
+} from '@muser/protocol';
 
 /** The one place where gRPC statuses and MuserErrors become each other. */
 
@@ -10,7 +17,7 @@ const CODE_TRAILER = 'muser-code';
  * What a server answers. Anything but a MuserError is an internal error whose text stays on this side: it may quote data.
  */
 export function toStatus(error: unknown): StatusObject {
-  const known = error instanceof MuserError ? error : new MuserError('INTERNAL', 'internal error');
+  const known = withoutForeignText(error);
   const metadata = new Metadata();
   metadata.set(CODE_TRAILER, known.code);
   return {

@@ -1,13 +1,12 @@
 import { randomUUID } from 'node:crypto';
 import { setMaxListeners } from 'node:events';
 
-import { MuserError, type SigningKey, TransferSender, type VerifyingKey } from '@muser/protocol';
+import { MuserError, type SigningKey, TransferSender, type VerifyingKey, withoutForeignText } from '@muser/protocol';
 import type { Logger } from '@muser/service-kit';
 import { ByteBudget, type PrefillCall } from '@muser/transport';
 
 import { orLate } from '../abort.js';
 import type { PrefillBackend } from '../backend/backend.js';
-import { withoutForeignText } from '../foreign-errors.js';
 import { PrefillRate } from '../prefill-rate.js';
 import { admit, type AdmittedRequest } from './admission.js';
 import { ComputeQueue } from './compute-queue.js';

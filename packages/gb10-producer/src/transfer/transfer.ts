@@ -5,11 +5,11 @@ import {
   type ShardPlan,
   toMuserError,
   type TransferSender,
+  withoutForeignText,
 } from '@muser/protocol';
 import { hashPayload } from '@muser/transport';
 
 import { orAborted, orLate } from '../abort.js';
-import { withoutForeignText } from '../foreign-errors.js';
 import type { PrefillBackend, PrefillChunk, PrefillRun, StagingBudget } from '../backend/backend.js';
 import type { AdmittedRequest } from './admission.js';
 import type { ComputeQueue, QueuePlace } from './compute-queue.js';

@@ -1,4 +1,4 @@
-import { MuserError } from '@muser/protocol';
+import { MuserError, withoutForeignText } from '@muser/protocol';
 
 export interface WaitingLineOptions<T> {
   /** Tries to give `tokens` of room at once; null when there is none for now, throws when there never will be. */
@@ -55,9 +55,7 @@ export class WaitingLine<T> {
         if (entered === null) return;
         head.resolve(entered);
       } catch (error) {
-        head.reject(
-          error instanceof MuserError ? error : new MuserError('INTERNAL', 'Admission failed.', { cause: error }),
-        );
+        head.reject(withoutForeignText(error));
       }
       this.waiting.shift();
     }

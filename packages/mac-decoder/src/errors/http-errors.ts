@@ -1,6 +1,12 @@
-import { ERROR_CODES, isErrorCode, MuserError, toMuserError, type ErrorCode } from '@muser/protocol';
+import {
+  ERROR_CODES,
+  isErrorCode,
+  MuserError,
+  toMuserError,
+  withoutForeignText,
+  type ErrorCode,
+} from '@muser/protocol';
 import type { z } from 'zod';
-import { withoutForeignText } from './foreign-errors.js';
 
 /** An error in OpenAI's form; `code` is ours. */
 export interface OpenAiError {

@@ -1,8 +1,7 @@
 import type { KvStage } from '@muser/metal';
-import { MuserError, type Begin, type Progress, type TransferEvent } from '@muser/protocol';
+import { MuserError, withoutForeignText, type Begin, type Progress, type TransferEvent } from '@muser/protocol';
 import type { SequenceLease } from '../engine/decoder-engine.js';
 import { engineCallSync } from '../errors/engine-errors.js';
-import { withoutForeignText } from '../errors/foreign-errors.js';
 import { TransferFigures } from './figures.js';
 import { InstallQueue, type ReceivedChunk } from './install-queue.js';
 import { openTransfer, type WantedTransfer } from './request.js';

@@ -1,8 +1,7 @@
-import type { MuserError } from '@muser/protocol';
+import { withoutForeignText, type MuserError } from '@muser/protocol';
 import type { Logger } from '@muser/service-kit';
 import type { DecoderEngine, SequenceLease } from '../engine/decoder-engine.js';
 import { engineCall } from '../errors/engine-errors.js';
-import { withoutForeignText } from '../errors/foreign-errors.js';
 import type { TransferResult } from '../ingest/transfer.js';
 import { choosePlacement, type Placement } from '../placement/choose.js';
 import type { MeasuredRates } from '../placement/rates.js';
