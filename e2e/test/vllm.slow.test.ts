@@ -1,4 +1,4 @@
-// Real vLLM on the CPU prefills, llama.cpp decodes: answers, faults of the worker, cancels. Installs vLLM when it is not there.
+// Real vLLM on the CPU prefills, llama.cpp decodes: answers, cancels. Faults are in vllm-faults. Installs vLLM when it is not there.
 import { execFileSync } from 'node:child_process';
 import { readdirSync, readFileSync } from 'node:fs';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
@@ -100,17 +100,6 @@ function workerPids(): number[] {
   return below(dev.ready.pids.producer);
 }
 
-/** The producer takes requests again, without anybody's help. */
-async function recovered(): Promise<void> {
-  const limit = performance.now() + START_MS;
-  for (;;) {
-    const { prefill } = await ask(2, '--remote-prefill');
-    if (prefill === 'remote') return;
-    if (performance.now() > limit) throw new Error('the producer did not come back');
-    await delay(2_000);
-  }
-}
-
 describe('a hand-off from vLLM to llama.cpp', () => {
   it('answers as a local prefill does, from 300 to 16,000 tokens', { timeout: 3_600_000 }, async () => {
     let equal = 0;
@@ -152,34 +141,4 @@ describe('a hand-off from vLLM to llama.cpp', () => {
     expect(after).toMatchObject({ prefill: 'remote', fallback: null });
     process.stderr.write(`ttft before ${before.ttftMs} ms, after ten cancels ${after.ttftMs} ms\n`);
   });
-});
-
-describe('a worker that fails', () => {
-  // While nothing runs, in the middle of a long prompt, and so that it only hangs: three restarts are allowed in an hour.
-  it.each([
-    ['SIGKILL', null],
-    ['SIGKILL', 2_000],
-    ['SIGSTOP', 1_500],
-  ] as const)(
-    'by %s (%s ms into a request): the answer is right, and it comes back by itself',
-    { timeout: 1_800_000 },
-    async (signal, afterMs) => {
-      const [worker = 0] = workerPids();
-      expect(worker).toBeGreaterThan(0);
-      const long = QUESTIONS - 2;
-      if (afterMs === null) process.kill(worker, signal);
-      const asked = ask(long, '--remote-prefill');
-      if (afterMs !== null) {
-        await delay(afterMs);
-        process.kill(worker, signal);
-      }
-      const { answer, prefill, fallback } = await asked;
-      process.stderr.write(`${signal} after ${afterMs} ms: ${prefill}, ${fallback?.code ?? 'no fallback'}\n`);
-      expect(answer).toContain(needles[long]?.needle.value);
-      const started = performance.now();
-      await recovered();
-      process.stderr.write(`remote again after ${Math.round((performance.now() - started) / 1000)} s\n`);
-      expect(workerPids()).not.toContain(worker);
-    },
-  );
 });
