@@ -10,4 +10,4 @@ export {
   type Sequence,
 } from './sequence.js';
 export { type KvExport, type KvStage } from './kv.js';
-export { setEngineLog, type CacheType, type KvKind, type LayerKind, type WireType } from './native.js';
+export { engineVersion, setEngineLog, type CacheType, type KvKind, type LayerKind, type WireType } from './native.js';

@@ -246,3 +246,9 @@ export function loadAddon(): NativeAddon {
 export function setEngineLog(sink: ((level: 'warn' | 'error', text: string) => void) | null): void {
   loadAddon().setLogSink(sink);
 }
+
+/** llama.cpp's version and commit. */
+export function engineVersion(): string {
+  const { llamaVersion, llamaCommit } = loadAddon().describe();
+  return `${llamaVersion} (${llamaCommit})`;
+}

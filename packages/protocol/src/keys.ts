@@ -6,7 +6,8 @@ import { publicKeyProblem } from './curve.js';
 import { lengthPrefixed } from './wire/bytes.js';
 
 /** What a signature is for. A signature made for one domain is refused in every other. */
-export type Domain = 'muser/1/begin' | 'muser/1/shard' | 'muser/1/seal' | 'muser/1/ticket' | 'muser/1/csr';
+export type Domain =
+  'muser/1/begin' | 'muser/1/shard' | 'muser/1/seal' | 'muser/1/ticket' | 'muser/1/csr' | 'muser/1/qualification';
 
 export interface SigningKey {
   /** Ed25519, 32 bytes. */

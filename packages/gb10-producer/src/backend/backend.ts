@@ -13,6 +13,14 @@ export interface BackendModel {
   readonly geometry: Geometry;
 }
 
+/** What a record of this engine's results has to say. */
+export interface EngineFacts {
+  /** Of the engine itself. */
+  readonly version: string;
+  /** How its KV cache lies in memory, as the engine's side of this producer found it. */
+  readonly cacheLayout: string;
+}
+
 export interface BackendLimits {
   /** Longest prompt in tokens, the last one (which is not prefilled) included. */
   readonly maxPromptTokens: number;
@@ -103,6 +111,7 @@ export interface PrefillBackend {
   /** Short and fixed: "llama", "vllm". */
   readonly name: string;
   readonly model: BackendModel;
+  readonly engine: EngineFacts;
   readonly limits: BackendLimits;
   readonly health: BackendHealth;
   /** Never throws: what is wrong with a task is thrown by the run's iterator. */

@@ -1,4 +1,4 @@
-import { Engine, type KvExport, loadModel, type Model, type Sequence } from '@muser/metal';
+import { Engine, engineVersion, type KvExport, loadModel, type Model, type Sequence } from '@muser/metal';
 import { fingerprintOf, MAX_PAYLOAD_BYTES, MuserError, planChunkShards, type ShardPlan } from '@muser/protocol';
 
 import { pause } from '../abort.js';
@@ -6,6 +6,7 @@ import type {
   BackendLimits,
   BackendModel,
   BackendStats,
+  EngineFacts,
   PrefillBackend,
   PrefillChunk,
   PrefillRun,
@@ -36,6 +37,7 @@ export class LlamaBackend implements PrefillBackend {
   readonly name = 'llama';
   readonly health = { state: 'ready' } as const;
   readonly model: BackendModel;
+  readonly engine: EngineFacts;
   readonly limits: BackendLimits;
   readonly #engine: Engine;
   readonly #weights: Model;
@@ -57,6 +59,7 @@ export class LlamaBackend implements PrefillBackend {
         fingerprint: fingerprintOf({ geometry: wireGeometry, tokenizerSha256 }),
       },
     };
+    this.engine = { version: engineVersion(), cacheLayout: `llama.cpp sequence state, ${options.kvType}` };
     this.limits = {
       maxPromptTokens: options.maxPromptTokens,
       maxConcurrent: options.maxConcurrent,

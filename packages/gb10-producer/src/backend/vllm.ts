@@ -12,6 +12,7 @@ import type {
   BackendLimits,
   BackendModel,
   BackendStats,
+  EngineFacts,
   PrefillBackend,
   PrefillRun,
   PrefillTask,
@@ -47,6 +48,7 @@ export interface VllmOptions {
 export class VllmBackend implements PrefillBackend {
   readonly name = 'vllm';
   readonly model: BackendModel;
+  readonly engine: EngineFacts;
   readonly limits: BackendLimits;
   readonly #options: VllmOptions;
   readonly #supervisor: WorkerSupervisor;
@@ -66,6 +68,7 @@ export class VllmBackend implements PrefillBackend {
     this.#supervisor = supervisor;
     this.#runs = runs;
     this.model = modelOf(options, offer);
+    this.engine = { version: offer.vllmVersion, cacheLayout: `${offer.backendName}, ${offer.layout}` };
     this.limits = {
       maxPromptTokens: Math.min(options.maxPromptTokens, offer.maxPromptTokens),
       maxConcurrent: options.maxConcurrent,

@@ -70,6 +70,7 @@ export class PatternBackend implements PrefillBackend {
   readonly name = 'pattern';
   health: BackendHealth = { state: 'ready' };
   readonly model: BackendModel;
+  readonly engine = { version: '1', cacheLayout: 'none' };
   readonly limits: BackendLimits;
   /** What every read fails with from now on. */
   readError: Error | null = null;

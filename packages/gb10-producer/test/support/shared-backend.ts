@@ -12,6 +12,7 @@ import type {
 export class SharedBackend implements PrefillBackend {
   readonly name: string;
   readonly model: PrefillBackend['model'];
+  readonly engine: PrefillBackend['engine'];
   readonly limits: PrefillBackend['limits'];
   readonly #backend: PrefillBackend;
   readonly #closing = new AbortController();
@@ -21,6 +22,7 @@ export class SharedBackend implements PrefillBackend {
     this.#backend = backend;
     this.name = backend.name;
     this.model = backend.model;
+    this.engine = backend.engine;
     this.limits = backend.limits;
   }
 
