@@ -1,7 +1,4 @@
-import type { Readable } from 'node:stream';
-
-import { MuserError } from '@muser/protocol';
-import { type Command, EXIT, printReady } from '@muser/service-kit';
+import { type Command, EXIT, printReady, readJsonObject } from '@muser/service-kit';
 import { createIdentity, type IdentityBundle, installIdentity } from '@muser/transport';
 
 /** A bundle is two certificates and two short strings. */
@@ -21,28 +18,9 @@ export const identityCommands: readonly Command[] = [
     words: ['identity', 'install'],
     flags: ['dir'],
     run: async ({ dir = '' }) => {
-      await installIdentity(dir, await readBundle(process.stdin));
+      // What the object holds is installIdentity's to check.
+      await installIdentity(dir, (await readJsonObject(process.stdin, MAX_BUNDLE_BYTES)) as IdentityBundle);
       return EXIT.ok;
     },
   },
 ];
-
-/** @throws MuserError CERTIFICATE_INVALID; what the object holds is installIdentity's to check */
-async function readBundle(input: Readable): Promise<IdentityBundle> {
-  const blocks: Buffer[] = [];
-  let length = 0;
-  for await (const block of input) {
-    length += (block as Buffer).length;
-    if (length > MAX_BUNDLE_BYTES) {
-      throw new MuserError('CERTIFICATE_INVALID', `the bundle is longer than ${MAX_BUNDLE_BYTES} bytes`);
-    }
-    blocks.push(block as Buffer);
-  }
-  try {
-    const bundle: unknown = JSON.parse(Buffer.concat(blocks).toString('utf8'));
-    if (typeof bundle === 'object' && bundle !== null) return bundle as IdentityBundle;
-  } catch {
-    // The parser's message would quote the input.
-  }
-  throw new MuserError('CERTIFICATE_INVALID', 'standard input has no bundle of a coordinator (a JSON object)');
-}

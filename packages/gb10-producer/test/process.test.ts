@@ -139,7 +139,7 @@ describe('the producer process', () => {
     const dir = join(stateDir, 'identity');
     const { code, stderr } = await runMain(['identity', 'install', '--dir', dir], input);
     expect(code).toBe(1);
-    expect(stderr).toContain('CERTIFICATE_INVALID');
+    expect(stderr).toContain('MESSAGE_TOO_LARGE');
     expect(stderr).not.toContain('xxx');
   });
 });
