@@ -9,7 +9,6 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 
 import { ENV_PREFIX, producerConfigSchema } from '../src/config.js';
 import { identityDir, type Producer, startProducer } from '../src/producer.js';
-import { PrefillRate } from '../src/prefill-rate.js';
 import { PatternBackend } from './support/pattern-backend.js';
 
 let stateDir: string;
@@ -105,17 +104,5 @@ describe('the configuration', () => {
 
   it('has a description of every key', () => {
     expect(configTable(producerConfigSchema, ENV_PREFIX)).toContain('budgets.stagingBytesPerTransfer');
-  });
-});
-
-describe('small parts', () => {
-  it('measure the prefill rate from prompts that are long enough', () => {
-    const rate = new PrefillRate();
-    rate.measured(100, 1);
-    expect(rate.tokensPerSecond).toBe(0);
-    rate.measured(1000, 1000);
-    expect(rate.tokensPerSecond).toBe(1000);
-    rate.measured(2000, 1000);
-    expect(rate.tokensPerSecond).toBe(1300);
   });
 });

@@ -72,6 +72,18 @@ describe('a transfer', () => {
   });
 });
 
+describe('the prefill rate', () => {
+  it('is learned from prompts that are long enough to tell', async () => {
+    await start();
+    await decoder.receive(decoder.request({ tokens: prompt(200) }));
+    await bed.idle();
+    expect(bed.producer.transfers.load.prefillTokensPerSecond).toBe(0);
+    await decoder.receive(decoder.request({ tokens: prompt(300) }));
+    await bed.idle();
+    expect(bed.producer.transfers.load.prefillTokensPerSecond).toBeGreaterThan(0);
+  });
+});
+
 describe('a request is refused', () => {
   beforeEach(() => start({ maxPromptTokens: 2048 }));
 

@@ -21,6 +21,7 @@ export type { ErrorReply, HttpServer, HttpServerOptions } from './http/server.js
 export { fileDigest } from './file-digest.js';
 export { ensurePrivateFolder, readPrivateFile, writeFileAtomic } from './files.js';
 export { readJsonObject } from './json-input.js';
+export { LearnedRate } from './learned-rate.js';
 export { lockFolder } from './folder-lock.js';
 export type { FolderLock } from './folder-lock.js';
 export { isProcessRunning } from './process-life.js';

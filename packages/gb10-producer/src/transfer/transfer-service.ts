@@ -2,18 +2,19 @@ import { randomUUID } from 'node:crypto';
 import { setMaxListeners } from 'node:events';
 
 import { MuserError, type SigningKey, TransferSender, type VerifyingKey, withoutForeignText } from '@muser/protocol';
-import type { Logger } from '@muser/service-kit';
+import { LearnedRate, type Logger } from '@muser/service-kit';
 import { ByteBudget, type PrefillCall } from '@muser/transport';
 
 import { orLate } from '../abort.js';
 import type { PrefillBackend } from '../backend/backend.js';
-import { PrefillRate } from '../prefill-rate.js';
 import { admit, type AdmittedRequest } from './admission.js';
 import { ComputeQueue } from './compute-queue.js';
 import { Transfer, type TransferOutcome } from './transfer.js';
 
 /** Transfers that are computed and still being sent, beyond those that compute or wait. */
 const MAX_SENDING = 64;
+/** Prefills shorter than this are mostly overhead and say little about the rate. */
+const LEAST_TOKENS_OF_A_RATE = 256;
 
 export interface TransferServiceOptions {
   readonly producerId: string;
@@ -41,7 +42,7 @@ export class TransferService {
   readonly #options: TransferServiceOptions;
   readonly #queue: ComputeQueue;
   readonly #staging: ByteBudget;
-  readonly #rate = new PrefillRate();
+  readonly #rate = new LearnedRate();
   /** By nonce, in hexadecimal. */
   readonly #active = new Map<string, { transfer: Transfer; settled: Promise<unknown> }>();
   readonly #drain = new AbortController();
@@ -61,7 +62,7 @@ export class TransferService {
     return {
       queueLength: this.#queue.waiting,
       activeTransfers: this.#active.size,
-      prefillTokensPerSecond: this.#rate.tokensPerSecond,
+      prefillTokensPerSecond: this.#rate.perSecond ?? 0,
       stagedBytes: this.#staging.usedBytes,
     };
   }
@@ -165,7 +166,7 @@ export class TransferService {
 
   #report(outcome: TransferOutcome, logger: Logger): void {
     const { state, error, prefillMs, computedTokens, queueMs, payloadBytes, shards } = outcome;
-    if (prefillMs !== null) this.#rate.measured(computedTokens, prefillMs);
+    if (prefillMs !== null && computedTokens >= LEAST_TOKENS_OF_A_RATE) this.#rate.learn(computedTokens, prefillMs);
     const facts = {
       state,
       computedTokens,

@@ -1,22 +1,4 @@
-/** Weight of the newest measurement in a moving average. */
-const NEWEST = 0.3;
-
-/** A rate that is learned from measurements, exponentially weighted. */
-export class LearnedRate {
-  private value: number | null = null;
-
-  /** Units a second; null before the first measurement. */
-  get perSecond(): number | null {
-    return this.value;
-  }
-
-  /** Takes a measurement of `amount` units in `milliseconds`. Impossible ones are left out. */
-  learn(amount: number, milliseconds: number): void {
-    if (!(amount > 0) || !(milliseconds > 0)) return;
-    const measured = (amount / milliseconds) * 1_000;
-    this.value = this.value === null ? measured : this.value + NEWEST * (measured - this.value);
-  }
-}
+import { LearnedRate } from '@muser/service-kit';
 
 /** What has been learned of one producer and the way to it. */
 export interface ProducerRates {

@@ -2,7 +2,7 @@ import { expect, test } from 'vitest';
 import type { Geometry } from '@muser/protocol';
 import { choosePlacement } from '../../src/placement/choose.js';
 import { handoffBytes, predictRemoteMs } from '../../src/placement/predict.js';
-import { LearnedRate, MeasuredRates } from '../../src/placement/rates.js';
+import { MeasuredRates } from '../../src/placement/rates.js';
 import { ProducerDirectory } from '../../src/producers/directory.js';
 import { producerEntry, producerList } from '../support/entries.js';
 
@@ -92,19 +92,6 @@ test('local asks nobody', () => {
 test('a prompt of one token stays here', () => {
   const { rates, directory } = setUp({ local: 1, remote: 5_000 });
   expect(place('remote', rates, directory, 1)).toMatchObject({ producer: null, fallback: { code: 'INVALID_REQUEST' } });
-});
-
-test('a rate follows its measurements and ignores impossible ones', () => {
-  const rate = new LearnedRate();
-  rate.learn(0, 10);
-  rate.learn(10, 0);
-  rate.learn(Number.NaN, 10);
-  expect(rate.perSecond).toBeNull();
-  rate.learn(100, 1_000);
-  expect(rate.perSecond).toBe(100);
-  rate.learn(200, 1_000);
-  expect(rate.perSecond).toBeGreaterThan(100);
-  expect(rate.perSecond).toBeLessThan(200);
 });
 
 test('the prediction grows with tokens, queue and a slower link', () => {
