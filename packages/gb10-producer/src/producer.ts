@@ -1,7 +1,7 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 
-import { MAX_PAYLOAD_BYTES, MuserError, planChunkShards, verifyingKey } from '@muser/protocol';
+import { chunkBytesOf, MuserError, verifyingKey } from '@muser/protocol';
 import { ensurePrivateFolder, lockFolder, startParts, type Logger } from '@muser/service-kit';
 import {
   addHandoffService,
@@ -77,9 +77,7 @@ async function loadOwnIdentity(stateDir: string): Promise<Identity> {
 /** Compute of one chunk and sending of another must fit, or a transfer would wait for itself. */
 function checkStaging(config: ProducerConfig, { model, limits }: PrefillBackend): void {
   const { stagingBytes, stagingBytesPerTransfer } = config.budgets;
-  const [wireType = 'f16'] = limits.wireTypes;
-  const chunk = { geometry: model.geometry, wireType, chunkStart: 0, chunkEnd: limits.chunkTokens, windowStart: 0 };
-  const chunkBytes = planChunkShards(chunk, MAX_PAYLOAD_BYTES).reduce((sum, plan) => sum + plan.payloadBytes, 0);
+  const chunkBytes = chunkBytesOf(model.geometry, limits.chunkTokens);
   const smallest = Math.min(stagingBytes, stagingBytesPerTransfer);
   if (smallest >= 2 * chunkBytes) return;
   const message = `budgets: ${smallest} bytes of staging do not hold two chunks of ${chunkBytes} bytes; raise them or lower chunkTokens`;

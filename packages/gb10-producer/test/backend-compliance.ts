@@ -4,11 +4,18 @@
  */
 import { randomUUID } from 'node:crypto';
 
-import { MAX_PAYLOAD_BYTES, MuserError, planChunkShards, windowStartOf, type WireType } from '@muser/protocol';
+import {
+  chunkBytesOf,
+  MAX_PAYLOAD_BYTES,
+  MuserError,
+  planChunkShards,
+  windowStartOf,
+  type WireType,
+} from '@muser/protocol';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 
 import type { PrefillBackend, PrefillChunk, PrefillRun, PrefillTask } from '../src/backend/backend.js';
-import { chunkBytes, CountingBudget, promptTokens, Rows } from './support/rows.js';
+import { CountingBudget, promptTokens, Rows } from './support/rows.js';
 
 export interface BackendUnderTest {
   /** maxConcurrent 2, chunkTokens 64, maxPromptTokens 2048. */
@@ -158,12 +165,7 @@ export function describeBackendCompliance(name: string, subject: BackendUnderTes
       it('computes on while chunks wait, until the staging budget is used up, and no further', async () => {
         const { geometry } = backend.model;
         const tokens = prompt(2000);
-        const window = Math.min(CHUNK, geometry.windowTokens);
-        const full = chunkBytes(geometry, wireType(), {
-          start: CHUNK,
-          end: 2 * CHUNK,
-          windowStart: 2 * CHUNK - window,
-        });
+        const full = chunkBytesOf(geometry, CHUNK);
         budget = new CountingBudget(3 * full);
         const run = backend.prefill(task(tokens, { staging: budget }));
         await budget.contended();
@@ -175,7 +177,7 @@ export function describeBackendCompliance(name: string, subject: BackendUnderTes
       it('skips window rows when the reader is behind, but none of the last window', async () => {
         const { geometry } = backend.model;
         const rows = 1999;
-        budget = new CountingBudget(3 * chunkBytes(geometry, wireType(), { start: 0, end: CHUNK, windowStart: 0 }));
+        budget = new CountingBudget(3 * chunkBytesOf(geometry, CHUNK));
         const run = backend.prefill(task(prompt(rows + 1), { staging: budget }));
         await budget.contended();
         const skipped: number[] = [];
@@ -221,9 +223,7 @@ export function describeBackendCompliance(name: string, subject: BackendUnderTes
       });
 
       it('while it waits for the staging budget frees everything', async () => {
-        budget = new CountingBudget(
-          chunkBytes(backend.model.geometry, wireType(), { start: 0, end: CHUNK, windowStart: 0 }),
-        );
+        budget = new CountingBudget(chunkBytesOf(backend.model.geometry, CHUNK));
         const controller = new AbortController();
         const run = backend.prefill(task(prompt(1000), { staging: budget, signal: controller.signal }));
         await budget.contended();

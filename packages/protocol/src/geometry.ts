@@ -57,6 +57,19 @@ export function rowBytesOf(geometry: Geometry): number {
   return geometry.kvHeads * geometry.headDimension * ELEMENT_BYTES;
 }
 
+/**
+ * Payload bytes of a chunk on the wire: K and V of `tokens` rows of every global layer and of `windowRows` rows of every
+ * window layer, which are as many as the window reaches unless told otherwise.
+ */
+export function chunkBytesOf(
+  geometry: Geometry,
+  tokens: number,
+  windowRows = Math.min(tokens, geometry.windowTokens),
+): number {
+  const rows = geometry.layers.reduce((sum, kind) => sum + (kind === 'global' ? tokens : windowRows), 0);
+  return 2 * rowBytesOf(geometry) * rows;
+}
+
 export function sameGeometry(a: Geometry, b: Geometry): boolean {
   return geometrySchema.encode(a).equals(geometrySchema.encode(b));
 }

@@ -3,7 +3,7 @@ export * from './limits.js';
 export { isNodeId, nodeIdOf } from './ids.js';
 export { generateSigningKey, signedBytes, signingKeyFromSeed, verifyingKey } from './keys.js';
 export type { Domain, SigningKey, VerifyingKey } from './keys.js';
-export { ELEMENT_BYTES, fingerprintOf, rowBytesOf, sameGeometry } from './geometry.js';
+export { chunkBytesOf, ELEMENT_BYTES, fingerprintOf, rowBytesOf, sameGeometry } from './geometry.js';
 export type { Geometry, KvKind, LayerKind, RopeLayers, WireType } from './geometry.js';
 export type {
   Begin,

@@ -1,6 +1,6 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { rowBytesOf, type Geometry } from '../src/geometry.js';
+import { chunkBytesOf, rowBytesOf, type Geometry } from '../src/geometry.js';
 import { planChunkShards, windowStartOf } from '../src/transfer/plan.js';
 import { geometry as arbitraryGeometry } from './support/arbitraries.js';
 import { expectCode } from './support/errors.js';
@@ -19,6 +19,15 @@ const large: Geometry = {
   ropeLayers: 'window',
   vocabularySize: 202_048,
 };
+
+describe('chunkBytesOf', () => {
+  it('counts the rows of a window layer that the window reaches', () => {
+    const row = 2 * rowBytesOf(large);
+    expect(chunkBytesOf(large, 512)).toBe(row * 52 * 512);
+    expect(chunkBytesOf(large, 4096)).toBe(row * (13 * 4096 + 39 * 2048));
+    expect(chunkBytesOf(large, 512, 0)).toBe(row * 13 * 512);
+  });
+});
 
 describe('planChunkShards', () => {
   it('sends every row of a chunk exactly once, in few and allowed shards', () => {
@@ -46,6 +55,8 @@ describe('planChunkShards', () => {
         const sent = of.layers.filter((kind) => kind === 'global' || windowStart < chunkEnd).length * 2;
         expect(next.size).toBe(sent);
         expect([...next.values()].every((end) => end === chunkEnd)).toBe(true);
+        const payloadBytes = plans.reduce((sum, plan) => sum + plan.payloadBytes, 0);
+        expect(payloadBytes).toBe(chunkBytesOf(of, tokens, chunkEnd - windowStart));
       }),
       { numRuns: 30 },
     );

@@ -1,4 +1,5 @@
 import { Engine, loadModel } from '@muser/metal';
+import { rowBytesOf } from '@muser/protocol';
 
 import { MUSE_NANO } from './model.js';
 import { Rows } from './rows.js';
@@ -24,8 +25,9 @@ export async function directRows(tokens: Uint32Array, o: DirectOptions): Promise
     threads: 1,
   });
   const { geometry, vocabularySize } = model.info;
-  const rows = new Rows({ ...geometry, vocabularySize }, 'f16', count);
-  const rowBytes = geometry.kvHeads * geometry.headDimension * 2;
+  const whole = { ...geometry, vocabularySize };
+  const rows = new Rows(whole, 'f16', count);
+  const rowBytes = rowBytesOf(whole);
   const sequence = engine.open(count);
   for (let start = 0; start < count; start += o.chunkTokens) {
     const end = Math.min(start + o.chunkTokens, count);

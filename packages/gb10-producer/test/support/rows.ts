@@ -1,11 +1,4 @@
-import {
-  type Geometry,
-  type KvKind,
-  MAX_PAYLOAD_BYTES,
-  planChunkShards,
-  type ShardPlan,
-  type WireType,
-} from '@muser/protocol';
+import { type Geometry, type KvKind, rowBytesOf, type ShardPlan, type WireType } from '@muser/protocol';
 
 import type { StagingBudget } from '../../src/backend/backend.js';
 
@@ -21,17 +14,6 @@ export function promptTokens(length: number, vocabularySize: number, seed: numbe
   });
 }
 
-/** Payload bytes of one chunk. */
-export function chunkBytes(
-  geometry: Geometry,
-  wireType: WireType,
-  chunk: { start: number; end: number; windowStart: number },
-): number {
-  const { start: chunkStart, end: chunkEnd, windowStart } = chunk;
-  const plans = planChunkShards({ geometry, wireType, chunkStart, chunkEnd, windowStart }, MAX_PAYLOAD_BYTES);
-  return plans.reduce((sum, plan) => sum + plan.payloadBytes, 0);
-}
-
 /** Every row of a prompt in wire form, and which of them are there. */
 export class Rows {
   readonly wireType: WireType;
@@ -43,7 +25,7 @@ export class Rows {
   constructor(geometry: Geometry, wireType: WireType, tokens: number) {
     this.wireType = wireType;
     this.#geometry = geometry;
-    this.#rowBytes = geometry.kvHeads * geometry.headDimension * 2;
+    this.#rowBytes = rowBytesOf(geometry);
     for (const layer of geometry.layers.keys()) {
       for (const kind of ['k', 'v'] as const) {
         this.#tables.set(`${layer}${kind}`, new Uint8Array(tokens * this.#rowBytes));

@@ -1,14 +1,22 @@
 import type { KvStage } from '@muser/metal';
-import { MuserError, withoutForeignText, type Begin, type Progress, type TransferEvent } from '@muser/protocol';
+import {
+  chunkBytesOf,
+  MuserError,
+  withoutForeignText,
+  type Begin,
+  type Progress,
+  type TransferEvent,
+} from '@muser/protocol';
 import type { SequenceLease } from '../engine/decoder-engine.js';
 import { engineCallSync } from '../errors/engine-errors.js';
 import { TransferFigures } from './figures.js';
 import { InstallQueue, type ReceivedChunk } from './install-queue.js';
 import { openTransfer, type WantedTransfer } from './request.js';
-import { MAX_STAGED_BYTES, stageBytes } from './staging.js';
 
 /** Messages that may be hashed while an earlier one is handled; each has a payload of 1 MiB at most. */
 const HASHES_AHEAD = 4;
+/** Most bytes of chunks between wire and cache. A producer whose chunks are larger is refused at Begin. */
+const MAX_STAGED_BYTES = 512 * 1024 * 1024;
 
 /**
  * Where one transfer stands.
@@ -185,7 +193,7 @@ class Transfer {
     options.observer.received(at, this.figures);
 
     if (this.filling === null) {
-      await this.installs.room(stageBytes(options.geometry, header.chunkEnd - header.chunkStart));
+      await this.installs.room(chunkBytesOf(options.geometry, header.chunkEnd - header.chunkStart));
       this.stop.signal.throwIfAborted();
       const stage = engineCallSync(() =>
         options.lease.sequence.stage(header.chunkStart, header.chunkEnd, header.windowStart),
@@ -212,7 +220,7 @@ class Transfer {
   }
 
   private requireRoomFor(begin: Begin): void {
-    const bytes = stageBytes(this.options.geometry, begin.chunkTokens);
+    const bytes = chunkBytesOf(this.options.geometry, begin.chunkTokens);
     if (bytes <= MAX_STAGED_BYTES) return;
     throw new MuserError(
       'RESOURCE_EXHAUSTED',

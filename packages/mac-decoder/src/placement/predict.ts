@@ -1,5 +1,4 @@
-import type { Geometry, ProducerEntry } from '@muser/protocol';
-import { stageBytes } from '../ingest/staging.js';
+import { chunkBytesOf, type Geometry, type ProducerEntry } from '@muser/protocol';
 import type { MeasuredRates } from './rates.js';
 
 // What is assumed of a producer that was never used: fast enough to be tried, so that its real rates are learned.
@@ -11,7 +10,7 @@ const ASSUMED_LOCAL_TOKENS_PER_SECOND = 500;
 
 /** Bytes of a hand-off of `tokens` rows in chunks of `chunkTokens`, about; window rows as a producer sends them. */
 export function handoffBytes(geometry: Geometry, tokens: number, chunkTokens: number): number {
-  return (stageBytes(geometry, chunkTokens) * tokens) / chunkTokens;
+  return (chunkBytesOf(geometry, chunkTokens) * tokens) / chunkTokens;
 }
 
 /** Milliseconds until the first token when this decoder prefills `tokens` tokens itself. */
