@@ -3,7 +3,7 @@
 import { readFileSync, readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import { Engine, loadModel } from '@muser/metal';
+import { Engine, GREEDY, loadModel } from '@muser/metal';
 
 const [folder, gguf = fileURLToPath(new URL('../../models/muse-nano/muse-nano-q8_0.gguf', import.meta.url))] =
   process.argv.slice(2);
@@ -13,19 +13,6 @@ if (folder === undefined) {
 }
 
 const ANSWER_TOKENS = 32;
-const GREEDY = {
-  temperature: 0,
-  topK: 0,
-  topP: 1,
-  minP: 0,
-  repeatPenalty: 1,
-  frequencyPenalty: 0,
-  presencePenalty: 0,
-  penaltyLastN: 0,
-  seed: 1,
-  logitBias: [],
-  stopStrings: [],
-};
 
 const model = await loadModel(gguf);
 const engine = await Engine.create(model, {

@@ -1,7 +1,7 @@
 // One run of the engine at one depth, in a process of its own: prints its rates as JSON.
-import { Engine, loadModel } from '@muser/metal';
+import { Engine, GREEDY, loadModel } from '@muser/metal';
 import { ENGINE_THREADS, MUSE_NANO } from './machine.js';
-import { greedy, randomTokens } from './prompts.js';
+import { randomTokens } from './prompts.js';
 
 const [depth = 512, cells = 1024] = process.argv.slice(2).map(Number);
 const GENERATED = 160;
@@ -25,7 +25,7 @@ const sequence = engine.open(depth + GENERATED + 1);
 const started = performance.now();
 await sequence.evaluate(tokens);
 const prefillSeconds = (performance.now() - started) / 1000;
-const result = await sequence.generate({ ...greedy, prompt: tokens.slice(0, 1), maxTokens: GENERATED }, () => {});
+const result = await sequence.generate({ ...GREEDY, prompt: tokens.slice(0, 1), maxTokens: GENERATED }, () => {});
 const decodeSeconds = (result.timings.doneMs - result.timings.firstTokenMs) / 1000;
 
 process.stdout.write(

@@ -1,7 +1,7 @@
 import { execFileSync } from 'node:child_process';
 import { existsSync, mkdirSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
-import { Engine, type EngineOptions, type Model, type Sequence, loadModel } from '@muser/metal';
+import { Engine, type EngineOptions, type Model, type Sequence, GREEDY, loadModel } from '@muser/metal';
 import { needleDocument } from '@muser/testing';
 import { afterEach, beforeAll, describe, expect, it } from 'vitest';
 
@@ -105,21 +105,12 @@ async function answer(
   const sequence = engine.open(prompt.length + 48);
   await prefill(sequence);
   let text = '';
-  const greedy = {
-    temperature: 0,
-    topK: 0,
-    topP: 1,
-    minP: 0,
-    repeatPenalty: 1,
-    frequencyPenalty: 0,
-    presencePenalty: 0,
-  };
-  const rest = { penaltyLastN: 0, seed: 1, logitBias: [], stopTokens: [model.info.eotToken ?? -1], stopStrings: [] };
   const fork = await sequence.fork(prompt.length + 1);
   await fork.evaluate(prompt.subarray(-1));
   const logits = fork.lastLogits();
   await fork.dispose();
-  await sequence.generate({ ...greedy, ...rest, prompt: prompt.subarray(-1), maxTokens: 40 }, (output) => {
+  const stopTokens = [model.info.eotToken ?? -1];
+  await sequence.generate({ ...GREEDY, prompt: prompt.subarray(-1), maxTokens: 40, stopTokens }, (output) => {
     text += output.text;
   });
   await sequence.dispose();

@@ -10,10 +10,9 @@ async function run(
   flags: string[] = [],
 ): Promise<{ code: number | null; signal: string | null; out: string }> {
   const prelude = `
-    import { loadModel, Engine } from '@muser/metal';
+    import { loadModel, Engine, GREEDY } from '@muser/metal';
     const options = { maxSequences: 2, contextTokens: 4096, chunkTokens: 256, flashAttention: true, kvType: 'f16', threads: 1 };
-    const greedy = { maxTokens: 3000, temperature: 0, topK: 0, topP: 1, minP: 0, repeatPenalty: 1, frequencyPenalty: 0,
-      presencePenalty: 0, penaltyLastN: 0, seed: 1, logitBias: [], stopTokens: [], stopStrings: [] };
+    const greedy = { ...GREEDY, maxTokens: 3000 };
     const tokens = Int32Array.from({ length: 1000 }, (_, i) => 100 + (i * 37) % 3000);
     const load = () => loadModel(${JSON.stringify(MODEL_PATH)});
     const create = async () => Engine.create(await load(), options);

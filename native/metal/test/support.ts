@@ -3,6 +3,7 @@ import { needleDocument, type NeedleDocument } from '@muser/testing';
 import {
   Engine,
   EngineError,
+  GREEDY as PLAIN_GREEDY,
   loadModel,
   type EngineErrorCode,
   type EngineOptions,
@@ -32,21 +33,8 @@ export const ENGINE: EngineOptions = {
   threads: 1,
 };
 
-export const GREEDY: Omit<GenerateOptions, 'prompt'> = {
-  maxTokens: 48,
-  temperature: 0,
-  topK: 0,
-  topP: 1,
-  minP: 0,
-  repeatPenalty: 1,
-  frequencyPenalty: 0,
-  presencePenalty: 0,
-  penaltyLastN: 0,
-  seed: 1,
-  logitBias: [],
-  stopTokens: [5],
-  stopStrings: [],
-};
+/** Greedy, until the end of the answer. */
+export const GREEDY: Omit<GenerateOptions, 'prompt'> = { ...PLAIN_GREEDY, maxTokens: 48, stopTokens: [5] };
 
 /** Runs `work` with an engine that is closed afterwards, whatever happens. */
 export async function withEngine<T>(options: Partial<EngineOptions>, work: (engine: Engine) => Promise<T>): Promise<T> {

@@ -9,5 +9,6 @@ export {
   type GenerateResult,
   type Sequence,
 } from './sequence.js';
+export { GREEDY } from './greedy.js';
 export { type KvExport, type KvStage } from './kv.js';
 export { engineVersion, setEngineLog, type CacheType, type KvKind, type LayerKind, type WireType } from './native.js';
