@@ -1,14 +1,87 @@
 import { randomBytes } from 'node:crypto';
-import { chmod, mkdir, open, readFile, rename, rm, stat } from 'node:fs/promises';
+import { constants } from 'node:fs';
+import { chmod, link, mkdir, open, rename, rm, stat } from 'node:fs/promises';
 import { basename, dirname, join } from 'node:path';
 
 import { ServiceError } from './errors.js';
+
+const FILE_MODE = 0o600;
+const FOLDER_MODE = 0o700;
+const OTHERS = 0o077;
+/** Secrets are short; whatever is longer is not one of ours. */
+const MAX_PRIVATE_BYTES = 64 * 1024;
 
 /**
  * Replaces a file's content so that after a crash there is the old content or the new, never a mixture. The file gets
  * `mode` (default: readable by its owner alone).
  */
-export async function writeFileAtomic(path: string, data: string | Uint8Array, mode = 0o600): Promise<void> {
+export async function writeFileAtomic(path: string, data: string | Uint8Array, mode = FILE_MODE): Promise<void> {
+  await withTemporary(path, data, mode, (temporary) => rename(temporary, path));
+}
+
+/** Like writeFileAtomic, but leaves a file that exists as it is. @returns whether this call made the file */
+export async function createFileOnce(path: string, data: string | Uint8Array): Promise<boolean> {
+  try {
+    await withTemporary(path, data, FILE_MODE, (temporary) => link(temporary, path));
+    return true;
+  } catch (error) {
+    if (reasonOf(error) === 'EEXIST') return false;
+    throw error;
+  }
+}
+
+/** Makes a folder, with those above it, that only its owner may enter. An existing one is closed to others. */
+export async function ensurePrivateFolder(path: string): Promise<void> {
+  try {
+    await mkdir(path, { recursive: true, mode: FOLDER_MODE });
+    const found = await stat(path);
+    if ((found.mode & OTHERS) !== 0) await chmod(path, FOLDER_MODE);
+  } catch (error) {
+    const message = `the folder ${path} cannot be made or entered (${reasonOf(error)})`;
+    throw new ServiceError('UNAVAILABLE', message, { cause: error });
+  }
+}
+
+/**
+ * A small secret file's text; null when it does not exist. What is checked is what is read: the open file.
+ *
+ * @throws ServiceError CONFIG_INVALID when others than its owner can reach it or its folder, it is a symbolic link or
+ *   longer than 64 KiB, or it cannot be read
+ */
+export async function readPrivateFile(path: string): Promise<string | null> {
+  const file = await open(path, constants.O_RDONLY | constants.O_NOFOLLOW).catch((error: unknown) => {
+    if (reasonOf(error) === 'ENOENT') return null;
+    throw new ServiceError('CONFIG_INVALID', `${path} cannot be read (${reasonOf(error)})`, { cause: error });
+  });
+  if (file === null) return null;
+  try {
+    const folder = dirname(path);
+    refuseOthers(folder, (await stat(folder)).mode, FOLDER_MODE);
+    const { mode, size } = await file.stat();
+    refuseOthers(path, mode, FILE_MODE);
+    if (size > MAX_PRIVATE_BYTES) {
+      throw new ServiceError('CONFIG_INVALID', `${path} has ${size} bytes; at most ${MAX_PRIVATE_BYTES} are allowed`);
+    }
+    return await file.readFile('utf8');
+  } finally {
+    await file.close();
+  }
+}
+
+function refuseOthers(path: string, mode: number, wanted: number): void {
+  if ((mode & OTHERS) === 0) return;
+  const found = (mode & 0o777).toString(8).padStart(4, '0');
+  const advice = `run chmod ${wanted.toString(8)} ${path}`;
+  throw new ServiceError('CONFIG_INVALID', `${path} has mode ${found}: other users can reach a secret; ${advice}`);
+}
+
+/** Writes a file beside `path`, hands it to `place`, and removes it unless it was moved. */
+async function withTemporary(
+  path: string,
+  data: string | Uint8Array,
+  mode: number,
+  place: (temporary: string) => Promise<void>,
+): Promise<void> {
   const folder = dirname(path);
   const temporary = join(folder, `.${basename(path)}.${randomBytes(6).toString('hex')}.tmp`);
   try {
@@ -21,45 +94,14 @@ export async function writeFileAtomic(path: string, data: string | Uint8Array, m
     } finally {
       await file.close();
     }
-    await rename(temporary, path);
-  } catch (error) {
+    await place(temporary);
+  } finally {
     await rm(temporary, { force: true });
-    throw error;
   }
   await syncFolder(folder);
 }
 
-/** Makes a folder, with those above it, that only its owner may enter. An existing one is closed to others. */
-export async function ensurePrivateFolder(path: string): Promise<void> {
-  try {
-    await mkdir(path, { recursive: true, mode: 0o700 });
-    const found = await stat(path);
-    if ((found.mode & 0o077) !== 0) await chmod(path, 0o700);
-  } catch (error) {
-    const reason = (error as NodeJS.ErrnoException).code ?? 'unknown reason';
-    throw new ServiceError('UNAVAILABLE', `the folder ${path} cannot be made or entered (${reason})`, { cause: error });
-  }
-}
-
-/**
- * A small secret file's text; null when it does not exist.
- *
- * @throws ServiceError CONFIG_INVALID when others than its owner can reach it, or it cannot be read
- */
-export async function readPrivateFile(path: string): Promise<string | null> {
-  try {
-    const { mode } = await stat(path);
-    if ((mode & 0o077) === 0) return await readFile(path, 'utf8');
-  } catch (error) {
-    const reason = (error as NodeJS.ErrnoException).code;
-    if (reason === 'ENOENT') return null;
-    throw new ServiceError('CONFIG_INVALID', `${path} cannot be read (${reason ?? 'unknown reason'})`, {
-      cause: error,
-    });
-  }
-  throw new ServiceError('CONFIG_INVALID', `other users can reach the secret in ${path}: run chmod 600 ${path}`);
-}
-
+/** Makes a rename or link durable. */
 async function syncFolder(folder: string): Promise<void> {
   const handle = await open(folder, 'r');
   try {
@@ -67,4 +109,8 @@ async function syncFolder(folder: string): Promise<void> {
   } finally {
     await handle.close();
   }
+}
+
+function reasonOf(error: unknown): string {
+  return (error as NodeJS.ErrnoException).code ?? 'unknown reason';
 }

@@ -1,10 +1,10 @@
-import { chmod, mkdir, mkdtemp, readFile, readdir, rm, stat, writeFile } from 'node:fs/promises';
+import { chmod, mkdir, mkdtemp, readFile, readdir, rm, stat, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 
-import { ensurePrivateFolder, writeFileAtomic } from '../src/index.js';
+import { createFileOnce, ensurePrivateFolder, readPrivateFile, writeFileAtomic } from '../src/index.js';
 
 let folder: string;
 beforeEach(async () => {
@@ -31,6 +31,51 @@ describe('writeFileAtomic', () => {
     await expect(writeFileAtomic(path, 'x')).rejects.toThrow();
     expect(await readdir(folder)).toEqual(['a']);
     expect(await readdir(path)).toEqual(['inner']);
+  });
+});
+
+describe('createFileOnce', () => {
+  it('makes a file for its owner alone; of several at once, one', async () => {
+    const path = join(folder, 'a');
+    const made = await Promise.all(['1', '2', '3', '4'].map((text) => createFileOnce(path, text)));
+    expect(made.filter(Boolean)).toHaveLength(1);
+    expect(await readFile(path, 'utf8')).toBe(String(made.indexOf(true) + 1));
+    expect(await modeOf(path)).toBe(0o600);
+    expect(await readdir(folder)).toEqual(['a']);
+  });
+
+  it('fails for another reason than a file that exists', async () => {
+    await expect(createFileOnce(join(folder, 'none', 'a'), 'x')).rejects.toMatchObject({ code: 'ENOENT' });
+  });
+});
+
+describe('readPrivateFile', () => {
+  it('reads what only its owner can read, and knows what does not exist', async () => {
+    const path = join(folder, 'secret');
+    expect(await readPrivateFile(path)).toBeNull();
+    await writeFileAtomic(path, 'text');
+    expect(await readPrivateFile(path)).toBe('text');
+  });
+
+  it.each([
+    ['secret', 0o640, 'run chmod 600'],
+    ['secret', 0o604, 'run chmod 600'],
+    ['.', 0o755, 'run chmod 700'],
+  ])('refuses %s with mode %o', async (name, mode, advice) => {
+    const path = join(folder, 'secret');
+    await writeFileAtomic(path, 'text');
+    await chmod(join(folder, name), mode);
+    const refusal = { code: 'CONFIG_INVALID', message: expect.stringContaining(advice) as string };
+    await expect(readPrivateFile(path)).rejects.toMatchObject(refusal);
+  });
+
+  it('follows no link and reads no large file', async () => {
+    const path = join(folder, 'secret');
+    await writeFileAtomic(path, 'x'.repeat(64 * 1024 + 1));
+    await expect(readPrivateFile(path)).rejects.toMatchObject({ code: 'CONFIG_INVALID' });
+    await writeFileAtomic(path, 'text');
+    await symlink(path, join(folder, 'link'));
+    await expect(readPrivateFile(join(folder, 'link'))).rejects.toMatchObject({ code: 'CONFIG_INVALID' });
   });
 });
 

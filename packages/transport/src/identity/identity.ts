@@ -1,8 +1,15 @@
 import { createPrivateKey, X509Certificate } from 'node:crypto';
+import { join } from 'node:path';
 import { generateSigningKey, MuserError, nodeIdOf, signingKeyFromSeed } from '@muser/protocol';
+import {
+  createFileOnce,
+  ensurePrivateFolder,
+  readPrivateFile,
+  ServiceError,
+  writeFileAtomic,
+} from '@muser/service-kit';
 import { peerOf } from './peer.js';
 import { generateTlsKeyPem, makeRequest } from './request.js';
-import { createFileOnce, makePrivateFolder, readPrivateFile, replaceFile } from './store.js';
 import { isRole, type Identity, type IdentityBundle, type IdentityRequest, type Role } from './types.js';
 
 /** Both private keys, in one file so that a node never has one without the other. */
@@ -21,10 +28,11 @@ interface Keys {
  * Makes the node's keys in `dir` (folder 0700, files 0600), or reuses those that are there, and returns the request that the
  * coordinator needs. Asking twice gives the same node.
  *
- * @throws MuserError CONFIG_INVALID when the folder holds another role's keys, or others can read it
+ * @throws MuserError CONFIG_INVALID when the folder holds another role's keys, or others can read them; UNAVAILABLE when it
+ *   cannot be made
  */
 export async function createIdentity(dir: string, role: Role): Promise<IdentityRequest> {
-  await makePrivateFolder(dir);
+  await asOurs(ensurePrivateFolder(dir));
   let keys = await readKeys(dir);
   if (keys === null) {
     const { seed } = generateSigningKey();
@@ -33,7 +41,7 @@ export async function createIdentity(dir: string, role: Role): Promise<IdentityR
       tlsKeyPem: await generateTlsKeyPem(),
       signingSeed: Buffer.from(seed).toString('base64'),
     };
-    await createFileOnce(dir, KEYS_FILE, `${JSON.stringify(made)}\n`);
+    await createFileOnce(join(dir, KEYS_FILE), `${JSON.stringify(made)}\n`);
     // Another process may have been first: its keys count.
     keys = (await readKeys(dir)) ?? made;
   }
@@ -52,7 +60,7 @@ export async function createIdentity(dir: string, role: Role): Promise<IdentityR
 export async function installIdentity(dir: string, bundle: IdentityBundle): Promise<Identity> {
   const checked = checkBundle(bundle);
   const identity = assemble(await requireKeys(dir), checked, Date.now());
-  await replaceFile(dir, BUNDLE_FILE, `${JSON.stringify(checked)}\n`);
+  await writeFileAtomic(join(dir, BUNDLE_FILE), `${JSON.stringify(checked)}\n`);
   return identity;
 }
 
@@ -64,7 +72,7 @@ export async function installIdentity(dir: string, bundle: IdentityBundle): Prom
  */
 export async function loadIdentity(dir: string): Promise<Identity> {
   const keys = await requireKeys(dir);
-  const text = await readPrivateFile(dir, BUNDLE_FILE);
+  const text = await asOurs(readPrivateFile(join(dir, BUNDLE_FILE)));
   if (text === null) {
     throw new MuserError('NOT_FOUND', `the node in ${dir} has keys but no certificate; enroll it at the coordinator`);
   }
@@ -134,7 +142,7 @@ async function requireKeys(dir: string): Promise<Keys> {
 }
 
 async function readKeys(dir: string): Promise<Keys | null> {
-  const text = await readPrivateFile(dir, KEYS_FILE);
+  const text = await asOurs(readPrivateFile(join(dir, KEYS_FILE)));
   if (text === null) return null;
   const { role, tlsKeyPem, signingSeed } = parseObject(dir, KEYS_FILE, text);
   if (!isRole(role) || typeof tlsKeyPem !== 'string' || typeof signingSeed !== 'string') throw damaged(dir, KEYS_FILE);
@@ -165,6 +173,16 @@ function parseObject(dir: string, name: string, text: string): Record<string, un
     // Reported below without the parser's message: it quotes the text, and the text has keys in it.
   }
   throw damaged(dir, name);
+}
+
+/** The service kit's errors have codes of the same list. */
+async function asOurs<T>(call: Promise<T>): Promise<T> {
+  try {
+    return await call;
+  } catch (error) {
+    if (error instanceof ServiceError) throw new MuserError(error.code, error.message, { cause: error });
+    throw error;
+  }
 }
 
 function damaged(dir: string, name: string): MuserError {
