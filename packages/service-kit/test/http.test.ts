@@ -15,6 +15,11 @@ function create(options: Partial<HttpServerOptions> = {}): HttpServer {
     host: '127.0.0.1',
     logger: createLogger('test', 'silent'),
     bodyLimitBytes: 1024,
+    toReply: (error) => {
+      if (!(error instanceof ServiceError)) return { status: 500, body: { code: 'other' } };
+      const { code, message } = error;
+      return { status: code === 'PERMISSION_DENIED' ? 403 : 400, body: { code, message } };
+    },
     ...options,
   });
   servers.push(server);
@@ -67,7 +72,7 @@ describe('the guard', () => {
     for (const host of foreign) {
       const { status, body } = await send(port, { host });
       expect(status, host).toBe(403);
-      expect(JSON.parse(body), host).toMatchObject({ error: { code: 'PERMISSION_DENIED' } });
+      expect(JSON.parse(body), host).toMatchObject({ code: 'PERMISSION_DENIED' });
     }
     const socket = connect(port, '127.0.0.1');
     socket.write('GET /hello HTTP/1.0\r\n\r\n');
@@ -105,31 +110,64 @@ describe('createHttpServer', () => {
     await expect(create().listen(port)).rejects.toMatchObject({ code: 'PORT_IN_USE' });
   });
 
-  it('answers unknown paths, broken bodies, long bodies and crashes in one form', async () => {
+  it('gives the API one kind of error for unknown paths, broken and long bodies, without what they hold', async () => {
     const { url } = await create().listen(0);
-    const post = (body: string) =>
-      fetch(`${url}/echo`, { method: 'POST', body, headers: { 'content-type': 'application/json' } });
+    const post = (body: string, type = 'application/json') =>
+      fetch(`${url}/echo`, { method: 'POST', body, headers: { 'content-type': type } });
     const expectError = async (response: Response, status: number, code: string) => {
       const body = await response.text();
-      expect(response.status).toBe(status);
-      expect(JSON.parse(body)).toMatchObject({ error: { code } });
+      expect([response.status, JSON.parse(body)]).toMatchObject([status, { code }]);
       expect(body).not.toContain('hunter2');
     };
-    await expectError(await fetch(`${url}/nowhere`), 404, 'NOT_FOUND');
+    await expectError(await fetch(`${url}/nowhere`), 400, 'NOT_FOUND');
     await expectError(await post('{"a":hunter2'), 400, 'INVALID_REQUEST');
+    await expectError(await post(''), 400, 'INVALID_REQUEST');
     await expectError(await post('{"__proto__":{}}'), 400, 'INVALID_REQUEST');
-    await expectError(await post(JSON.stringify('x'.repeat(1024))), 413, 'MESSAGE_TOO_LARGE');
-    await expectError(await fetch(`${url}/broken`), 500, 'INTERNAL');
+    await expectError(await post('hunter2', 'text/hunter2'), 400, 'INVALID_REQUEST');
+    await expectError(await post(JSON.stringify('x'.repeat(1024))), 400, 'MESSAGE_TOO_LARGE');
+    await expectError(await fetch(`${url}/broken`), 500, 'other');
     expect(await (await post('{"a":1}')).json()).toEqual({ a: 1 });
   });
 
-  it('lets the process choose the form of errors', async () => {
-    const toReply: HttpServerOptions['toReply'] = (error) =>
-      error instanceof ServiceError ? { status: 418, body: { oops: error.code } } : null;
-    const { url } = await create({ toReply }).listen(0);
-    const response = await fetch(`${url}/nowhere`);
-    expect([response.status, await response.json()]).toEqual([418, { oops: 'NOT_FOUND' }]);
-    expect((await fetch(`${url}/broken`)).status).toBe(500);
+  it('answers what is no HTTP request in the same form, and ends the connection', async () => {
+    const { port } = await create().listen(0);
+    for (const text of ['\u0016\u0003\u0001 hunter2', 'GET /hello HTTP/1.1\r\nhunter2\r\n\r\n']) {
+      const socket = connect(port, '127.0.0.1');
+      socket.write(text);
+      let answer = '';
+      for await (const part of socket) answer += String(part);
+      const [head = '', body = ''] = answer.split('\r\n\r\n');
+      expect(head).toMatch(/^HTTP\/1\.1 400 Bad Request\r\n/);
+      expect(JSON.parse(body)).toMatchObject({ code: 'INVALID_REQUEST' });
+      expect(answer).not.toContain('hunter2');
+    }
+  });
+
+  it('takes nothing new while it closes, in the same form', async () => {
+    const server = create();
+    let finish = (_: object): void => undefined;
+    let arrived = (): void => undefined;
+    const running = new Promise<void>((resolve) => (arrived = resolve));
+    server.app.get('/slow', () => {
+      arrived();
+      return new Promise((resolve) => (finish = resolve));
+    });
+    server.app.addHook('onSend', (request, _reply, _payload, done) => {
+      if (request.url === '/hello') finish({ done: true });
+      done();
+    });
+    const { port } = await server.listen(0);
+    const socket = connect(port, '127.0.0.1');
+    const get = (path: string) => socket.write(`GET ${path} HTTP/1.1\r\nhost: 127.0.0.1:${port}\r\n\r\n`);
+    get('/slow');
+    await running;
+    const closed = server.close(10_000);
+    get('/hello');
+    let answer = '';
+    for await (const part of socket) answer += String(part);
+    await closed;
+    expect(answer).toContain('{"done":true}');
+    expect(answer).toContain('"UNAVAILABLE"');
   });
 
   it('cuts off a request that does not end when the grace is over', async () => {

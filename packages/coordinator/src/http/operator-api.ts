@@ -1,4 +1,4 @@
-import { ERROR_CODES, MuserError } from '@muser/protocol';
+import { ERROR_CODES, MuserError, withoutForeignText } from '@muser/protocol';
 import {
   createHttpServer,
   ServiceError,
@@ -100,8 +100,8 @@ function addNodeRoutes(api: App, { directory, office, logger }: OperatorApiOptio
   });
 }
 
-function replyTo(error: unknown): ErrorReply | null {
-  const known = error instanceof ServiceError ? new MuserError(error.code, error.message) : error;
-  if (!(known instanceof MuserError)) return null;
-  return { status: ERROR_CODES[known.code].httpStatus, body: { error: known.toJSON() } };
+function replyTo(thrown: unknown): ErrorReply {
+  const error =
+    thrown instanceof ServiceError ? new MuserError(thrown.code, thrown.message) : withoutForeignText(thrown);
+  return { status: ERROR_CODES[error.code].httpStatus, body: { error: error.toJSON() } };
 }

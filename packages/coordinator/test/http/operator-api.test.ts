@@ -27,6 +27,29 @@ describe('access', () => {
     }
   });
 
+  it('answers whatever is wrong with a request in one form', async () => {
+    const { operator } = await launchCoordinator();
+    const post = (body: string, type = 'application/json') =>
+      fetch(`${operator.url}/api/nodes`, {
+        method: 'POST',
+        body,
+        headers: { authorization: `Bearer ${operator.token}`, 'content-type': type },
+      });
+    for (const [response, status, expected] of [
+      [await fetch(`${operator.url}/api/nodes`), 401, 'UNAUTHENTICATED'],
+      [await fetch(`${operator.url}/nowhere`), 404, 'NOT_FOUND'],
+      [await post('{"name":hunter2'), 400, 'INVALID_REQUEST'],
+      [await post('{}'), 400, 'INVALID_REQUEST'],
+      [await post('hunter2', 'application/hunter2'), 400, 'INVALID_REQUEST'],
+      [await post(`"${'x'.repeat(70_000)}"`), 413, 'MESSAGE_TOO_LARGE'],
+    ] as const) {
+      const body = await response.text();
+      expect(body).not.toContain('hunter2');
+      const form = { code: expected, message: expect.any(String) as string, retryable: false, details: {} };
+      expect([response.status, JSON.parse(body)]).toEqual([status, { error: form }]);
+    }
+  });
+
   it('takes the whole token only, and wants it for every method', async () => {
     const { operator } = await launchCoordinator();
     const wrong = [operator.token.slice(1), `${operator.token}0`, operator.token.toUpperCase()];

@@ -1,20 +1,16 @@
-import {
-  ERROR_CODES,
-  isErrorCode,
-  MuserError,
-  toMuserError,
-  withoutForeignText,
-  type ErrorCode,
-} from '@muser/protocol';
+import { ERROR_CODES, MuserError, withoutForeignText, type ErrorCode, type ErrorDetails } from '@muser/protocol';
+import { ServiceError } from '@muser/service-kit';
 import type { z } from 'zod';
 
-/** An error in OpenAI's form; `code` is ours. */
+/** An error in OpenAI's form with ours in it: `code`, `retryable` and `details` are those of docs/ERRORS.md. */
 export interface OpenAiError {
   readonly error: {
     readonly message: string;
     readonly type: string;
     readonly code: ErrorCode;
     readonly param: string | null;
+    readonly retryable: boolean;
+    readonly details: ErrorDetails;
   };
 }
 
@@ -29,15 +25,18 @@ const TYPES: Readonly<Record<number, string>> = {
 export function toHttpError(thrown: unknown): { status: number; body: OpenAiError } {
   const error = classify(thrown);
   const status = ERROR_CODES[error.code].httpStatus;
-  const { param } = error.details;
+  const { message, code, retryable, details } = error.toJSON();
+  const { param } = details;
   return {
     status,
     body: {
       error: {
-        message: error.message,
+        message,
         type: TYPES[status] ?? (status < 500 ? 'invalid_request_error' : 'server_error'),
-        code: error.code,
+        code,
         param: typeof param === 'string' ? param : null,
+        retryable,
+        details,
       },
     },
   };
@@ -58,16 +57,9 @@ export function invalidParameter(param: string, message: string): MuserError {
   });
 }
 
+/** The service kit's errors have codes of the same list, and messages made for people. */
 function classify(thrown: unknown): MuserError {
-  if (thrown instanceof MuserError) return thrown;
-  const { code, statusCode } = thrown as { code?: unknown; statusCode?: unknown };
-  if (typeof statusCode === 'number' && statusCode >= 400 && statusCode < 500) {
-    // The HTTP server's own errors for malformed requests. Their messages may quote the body.
-    if (statusCode === 413) return new MuserError('MESSAGE_TOO_LARGE', 'The request body is too large.');
-    return new MuserError('INVALID_REQUEST', 'The request is not valid: a JSON object is expected.', { cause: thrown });
-  }
-  // The service kit's errors have codes of the same list, and messages made for people.
-  if (isErrorCode(code)) return toMuserError(thrown, code);
+  if (thrown instanceof ServiceError) return new MuserError(thrown.code, thrown.message, { cause: thrown });
   return withoutForeignText(thrown);
 }
 

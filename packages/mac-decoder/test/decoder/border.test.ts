@@ -13,6 +13,16 @@ beforeAll(async () => {
 afterEach(() => rig.settled());
 afterAll(() => rig?.close());
 
+/** What every error has, and nothing more. */
+const ERROR_BODY: Record<string, unknown> = {
+  message: expect.any(String),
+  type: expect.any(String),
+  code: expect.any(String),
+  param: expect.toSatisfy((param) => param === null || typeof param === 'string'),
+  retryable: expect.any(Boolean),
+  details: expect.any(Object),
+};
+
 const user = (content: string) => ({ role: 'user' as const, content });
 
 describe('clients that leave', () => {
@@ -140,10 +150,7 @@ describe('malformed requests', () => {
       const text = await response.text();
       const told = `seed ${SEED}, round ${round}: ${JSON.stringify(body)} -> ${response.status} ${text}`;
       expect(response.status < 500, told).toBe(true);
-      if (response.status !== 200)
-        expect(JSON.parse(text), told).toMatchObject({
-          error: { message: expect.any(String), code: expect.any(String) },
-        });
+      if (response.status !== 200) expect(JSON.parse(text), told).toEqual({ error: ERROR_BODY });
     }
   });
 
@@ -155,7 +162,7 @@ describe('malformed requests', () => {
       const body = round % 2 === 0 ? cut : cut + random.pick(['\u0000', '{', ']', '"', '\\']) + valid;
       const response = await post(rig.url, body);
       expect(response.status, `seed ${SEED + 1}, round ${round}: ${body}`).toBe(400);
-      expect(await response.json()).toMatchObject({ error: { code: 'INVALID_REQUEST' } });
+      expect(await response.json()).toEqual({ error: { ...ERROR_BODY, code: 'INVALID_REQUEST' } });
     }
   });
 
@@ -177,10 +184,17 @@ describe('malformed requests', () => {
     }
   });
 
-  test('a body beyond the limit is refused', async () => {
-    const response = await post(rig.url, { messages: [user('x'.repeat(2 << 20))] });
+  test('a body beyond the limit is refused with the limit', async () => {
+    const response = await post(rig.url, { messages: [user('x'.repeat(9 << 20))] });
     expect(response.status).toBe(413);
-    expect(await response.json()).toMatchObject({ error: { code: 'MESSAGE_TOO_LARGE' } });
+    expect(await response.json()).toMatchObject({
+      error: { code: 'MESSAGE_TOO_LARGE', message: expect.stringContaining(String(8 << 20)) as string },
+    });
+  });
+
+  test('as much text as `muser ask` sends is refused for its tokens, not for its bytes', async () => {
+    const response = await post(rig.url, { messages: [user('"a"\n'.repeat(1 << 20))] });
+    expect(await response.json()).toMatchObject({ error: { code: 'PROMPT_TOO_LONG' } });
   });
 
   test('what is not HTTP does no harm', async () => {
@@ -197,7 +211,8 @@ describe('malformed requests', () => {
   test('an unknown path is not found, in the same form', async () => {
     const response = await fetch(`${rig.url}/v1/nothing`);
     expect(response.status).toBe(404);
-    expect(await response.json()).toMatchObject({ error: { code: 'NOT_FOUND', type: 'not_found_error' } });
+    const expected = { ...ERROR_BODY, code: 'NOT_FOUND', type: 'not_found_error' };
+    expect(await response.json()).toEqual({ error: expected });
   });
 });
 

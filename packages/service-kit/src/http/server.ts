@@ -1,8 +1,9 @@
-import type { AddressInfo } from 'node:net';
+import { STATUS_CODES } from 'node:http';
+import type { AddressInfo, Socket } from 'node:net';
 
-import { fastify, type FastifyInstance, type FastifyRequest } from 'fastify';
+import { fastify, type FastifyInstance } from 'fastify';
 
-import { ServiceError, type ServiceErrorCode } from '../errors.js';
+import { ServiceError } from '../errors.js';
 import type { Logger } from '../logging.js';
 import { isLoopbackHost, refusalOf } from './guard.js';
 
@@ -19,10 +20,11 @@ export interface HttpServerOptions {
   logger: Logger;
   bodyLimitBytes: number;
   /**
-   * Puts an error (thrown by a handler, by the guard, or by fastify for a malformed request) into the API's own form.
-   * Return null for the default, `{ error: { code, message } }`.
+   * Puts an error into the API's own form: what a handler threw, or a ServiceError of the guard or for a malformed
+   * request (PERMISSION_DENIED, NOT_FOUND, INVALID_REQUEST, MESSAGE_TOO_LARGE) or one that comes while the server
+   * closes (UNAVAILABLE).
    */
-  toReply?: (error: unknown, request: FastifyRequest) => ErrorReply | null;
+  toReply: (error: unknown) => ErrorReply;
 }
 
 export interface HttpServer {
@@ -54,12 +56,20 @@ export function createHttpServer(options: HttpServerOptions): HttpServer {
     requestTimeout: REQUEST_TIMEOUT_MS,
     keepAliveTimeout: KEEP_ALIVE_TIMEOUT_MS,
     forceCloseConnections: 'idle',
+    // Its answers have another form; see below.
+    return503OnClosing: false,
+    clientErrorHandler: (error, socket) => refuseRaw(error, socket, options.toReply),
     routerOptions: { maxParamLength: 256 },
   });
   app.server.headersTimeout = HEADERS_TIMEOUT_MS;
   app.server.maxConnections = MAX_CONNECTIONS;
 
-  app.addHook('onRequest', (request, _reply, done) => {
+  let closing = false;
+  app.addHook('onRequest', (request, reply, done) => {
+    if (closing) {
+      void reply.header('connection', 'close');
+      return done(new ServiceError('UNAVAILABLE', `${name} is closing`));
+    }
     const refusal = refusalOf(request.headers, request.socket.localPort ?? -1);
     done(refusal === null ? undefined : new ServiceError('PERMISSION_DENIED', refusal));
   });
@@ -67,7 +77,7 @@ export function createHttpServer(options: HttpServerOptions): HttpServer {
     throw new ServiceError('NOT_FOUND', `there is no ${request.method} at this path`);
   });
   app.setErrorHandler((error, request, reply) => {
-    const { status, body } = options.toReply?.(error, request) ?? defaultReply(error);
+    const { status, body } = options.toReply(asServiceError(error, options.bodyLimitBytes));
     if (status >= 500)
       logger.error({ err: error, method: request.method, route: request.routeOptions.url }, 'request failed');
     void reply.status(status).send(body);
@@ -86,6 +96,7 @@ export function createHttpServer(options: HttpServerOptions): HttpServer {
       return { host, port: boundPort, url: `http://${shown}:${boundPort}` };
     },
     async close(graceMs) {
+      closing = true;
       const timer = setTimeout(() => app.server.closeAllConnections(), graceMs);
       try {
         await app.close();
@@ -96,22 +107,27 @@ export function createHttpServer(options: HttpServerOptions): HttpServer {
   };
 }
 
-const STATUS_OF: Partial<Record<ServiceErrorCode, number>> = {
-  PERMISSION_DENIED: 403,
-  NOT_FOUND: 404,
-};
+/** Fastify's own errors for malformed requests carry a status. Their messages may quote the body, so they stay in the cause. */
+function asServiceError(error: unknown, bodyLimitBytes: number): unknown {
+  const { statusCode } = error as { statusCode?: unknown };
+  if (typeof statusCode !== 'number' || statusCode < 400 || statusCode >= 500) return error;
+  if (statusCode === 413) {
+    const message = `the request body has more than the ${bodyLimitBytes} bytes that are taken`;
+    return new ServiceError('MESSAGE_TOO_LARGE', message, { cause: error });
+  }
+  return new ServiceError('INVALID_REQUEST', 'the request is not valid: a JSON object is expected', { cause: error });
+}
 
-function defaultReply(error: unknown): ErrorReply {
-  const { statusCode, message } = error as { statusCode?: unknown; message?: unknown };
-  if (error instanceof ServiceError) {
-    return { status: STATUS_OF[error.code] ?? 500, body: { error: { code: error.code, message: error.message } } };
+/** Answers what Node could not read as an HTTP request, and ends the connection. */
+function refuseRaw(error: Error, socket: Socket, toReply: HttpServerOptions['toReply']): void {
+  if (socket.writable) {
+    const cause = new ServiceError('INVALID_REQUEST', 'this is not a valid HTTP request', { cause: error });
+    const { status, body } = toReply(cause);
+    const text = JSON.stringify(body);
+    const headers = `content-type: application/json\r\ncontent-length: ${Buffer.byteLength(text)}\r\nconnection: close`;
+    socket.write(`HTTP/1.1 ${status} ${STATUS_CODES[status] ?? ''}\r\n${headers}\r\n\r\n${text}`);
   }
-  // Fastify's own errors for malformed requests carry a status; their messages do not quote the body.
-  if (typeof statusCode === 'number' && statusCode >= 400 && statusCode < 500) {
-    const code: ServiceErrorCode = statusCode === 413 ? 'MESSAGE_TOO_LARGE' : 'INVALID_REQUEST';
-    return { status: statusCode, body: { error: { code, message: String(message) } } };
-  }
-  return { status: 500, body: { error: { code: 'INTERNAL', message: 'internal error' } } };
+  socket.destroySoon();
 }
 
 function listenError(error: unknown, what: string): Error {
