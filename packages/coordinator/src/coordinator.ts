@@ -9,6 +9,7 @@ import { EnrollmentOffice } from './enrollment.js';
 import { createOperatorApi } from './http/operator-api.js';
 import { openOperatorToken } from './http/operator-token.js';
 import { NodeDirectory } from './nodes/directory.js';
+import { PauseOrders } from './nodes/pause-orders.js';
 import { ProducerWatchers } from './nodes/producer-watchers.js';
 import { PlacementService } from './placement/service.js';
 import { SqliteStore } from './registry/sqlite-store.js';
@@ -81,16 +82,19 @@ async function start(
   onClose(unsubscribe);
 
   const office = new EnrollmentOffice({ directory, keys, clock, logger: part('enrollment') });
+  const pauseOrders = new PauseOrders({ directory, identity, clock, logger: part('pause') });
   const api = createOperatorApi({
     host: config.httpHost,
     coordinatorId: identity.nodeId,
     token,
     directory,
     office,
+    pauseOrders,
     clock,
     logger: part('http'),
   });
   onClose(() => api.close(HTTP_GRACE_MS));
+  onClose(() => pauseOrders.close());
   const { url } = await api.listen(config.httpPort);
 
   const watchers = new ProducerWatchers({ directory, identity, clock, logger: part('nodes') });

@@ -40,6 +40,7 @@ const run: Command = {
           nodeId: producer.nodeId,
           backend: producer.backend.name,
           model: producer.backend.model.identity.name,
+          paused: producer.control.state === 'paused',
         });
         return producer;
       },

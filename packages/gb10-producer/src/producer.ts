@@ -16,8 +16,11 @@ import {
 
 import type { PrefillBackend } from './backend/backend.js';
 import { openBackend, type OpenOptions } from './backend/open-backend.js';
+import { ReloadableBackend } from './backend/reloadable.js';
 import type { ProducerConfig } from './config.js';
-import { watchNode } from './node-status.js';
+import { setPaused, watchNode } from './node-status.js';
+import { PauseControl } from './pause/pause-control.js';
+import { PauseFile } from './pause/pause-file.js';
 import { TransferService } from './transfer/transfer-service.js';
 
 /** Streams that are still open when draining is over are broken after this. */
@@ -30,13 +33,14 @@ export interface Producer {
   readonly address: { readonly host: string; readonly port: number };
   readonly backend: PrefillBackend;
   readonly transfers: TransferService;
+  readonly control: PauseControl;
   /** Drains, then stops listening and frees the engine. Takes `drainMs` and a few seconds at most. */
   close(): Promise<void>;
 }
 
 /**
- * Starts everything in order: state folder, identity, model, listener. Whatever was started is stopped again when a
- * later step fails.
+ * Starts everything in order: state folder, identity, model (unless it is paused), listener. Whatever was started is
+ * stopped again when a later step fails.
  *
  * @param open makes the engine
  * @param onMilestone hears how far an engine is that takes long to start
@@ -54,15 +58,20 @@ export async function startProducer(
     const lock = await lockFolder(config.stateDir);
     onClose(() => lock.release());
     const identity = await loadOwnIdentity(config.stateDir);
-    const backend = await open({ config, logger, signal, onMilestone });
+    const file = new PauseFile(join(config.stateDir, 'paused.json'));
+    const load = (stop: AbortSignal) => openChecked(open, { config, logger, signal: stop, onMilestone });
+    const whilePaused = await file.read();
+    const backend =
+      whilePaused === null ? await ReloadableBackend.open(load, signal) : ReloadableBackend.unloaded(load, whilePaused);
     onClose(() => backend.close());
-    checkStaging(config, backend);
     const transfers = createTransfers(config, identity, backend, logger);
-    const listener = await listen(config, identity, { backend, transfers, logger });
+    const control = new PauseControl({ backend, transfers, file, logger: logger.child({ component: 'pause' }) });
+    const listener = await listen(config, identity, { backend, transfers, control, logger });
     onClose(() => listener.close(LISTENER_GRACE_MS));
     onClose(() => transfers.drain(config.drainMs));
+    onClose(() => control.close());
     signal.throwIfAborted();
-    return { nodeId: identity.nodeId, address: listener.address, backend, transfers };
+    return { nodeId: identity.nodeId, address: listener.address, backend, transfers, control };
   });
 }
 
@@ -72,6 +81,17 @@ async function loadOwnIdentity(stateDir: string): Promise<Identity> {
     throw new MuserError('CONFIG_INVALID', `${identityDir(stateDir)} holds the identity of a ${identity.role}`);
   }
   return identity;
+}
+
+async function openChecked(open: typeof openBackend, options: OpenOptions): Promise<PrefillBackend> {
+  const backend = await open(options);
+  try {
+    checkStaging(options.config, backend);
+    return backend;
+  } catch (error) {
+    await backend.close();
+    throw error;
+  }
 }
 
 /** Compute of one chunk and sending of another must fit, or a transfer would wait for itself. */
@@ -105,18 +125,19 @@ function createTransfers(
 async function listen(
   config: ProducerConfig,
   identity: Identity,
-  parts: { backend: PrefillBackend; transfers: TransferService; logger: Logger },
+  parts: { backend: PrefillBackend; transfers: TransferService; control: PauseControl; logger: Logger },
 ): Promise<PeerListener> {
-  const { backend, transfers, logger } = parts;
+  const { logger, ...serving } = parts;
   const server = createServer();
   addHandoffService(server, {
     authorize: (peer) => requireRole(peer, 'decoder'),
-    prefill: (call) => transfers.prefill(call),
+    prefill: (call) => serving.transfers.prefill(call),
   });
-  const source = { nodeId: identity.nodeId, version: ownVersion(), backend, transfers };
+  const source = { nodeId: identity.nodeId, version: ownVersion(), ...serving };
   addNodeService(server, {
     authorize: (peer) => requireRole(peer, 'coordinator'),
     watch: (call) => watchNode(source, call),
+    setPaused: (call) => setPaused(source, call),
   });
   return PeerListener.listen({
     identity,

@@ -187,7 +187,7 @@ describe('a worker without work', () => {
     const vllm = await open({}, { idleUnloadMs: 50 });
     const [first] = vllm.workerPids;
     await until(() => vllm.workerPids.length === 0);
-    expect(vllm.health).toEqual({ state: 'ready' });
+    expect(vllm.health).toEqual({ state: 'ready', unloaded: true });
     expect(await consume(start(vllm))).toBe(699);
     expect(vllm.workerPids[0]).not.toBe(first);
   });

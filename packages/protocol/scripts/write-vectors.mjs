@@ -292,8 +292,10 @@ const values = {
     version: '0.1.0',
     sentAtMs: 9007199254740991,
     reason: 'the worker ended too often',
+    unloaded: true,
   },
   WatchNodeRequest: { protocolVersion: 1, intervalMs: 1000 },
+  SetPausedRequest: { protocolVersion: 1, paused: true, cancelRunning: true, deadlineMs: 600000 },
   WatchProducersRequest: { protocolVersion: 1, model: identity, name: 'mac' },
   ProducerEntry: {
     nodeId: producer.nodeId,

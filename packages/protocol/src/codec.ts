@@ -5,11 +5,13 @@ import {
   nodeStatusSchema,
   producerListSchema,
   requestVersionSchema,
+  setPausedRequestSchema,
   watchNodeRequestSchema,
   watchProducersRequestSchema,
   type Frame,
   type NodeStatus,
   type ProducerList,
+  type SetPausedRequest,
   type WatchNodeRequest,
   type WatchProducersRequest,
 } from './messages.js';
@@ -33,6 +35,12 @@ export const encodeWatchNodeRequest = (request: WatchNodeRequest): Buffer => wat
 export function decodeWatchNodeRequest(bytes: Uint8Array): WatchNodeRequest {
   checkVersion(bytes);
   return watchNodeRequestSchema.decode(bytes);
+}
+
+export const encodeSetPausedRequest = (request: SetPausedRequest): Buffer => setPausedRequestSchema.encode(request);
+export function decodeSetPausedRequest(bytes: Uint8Array): SetPausedRequest {
+  checkVersion(bytes);
+  return setPausedRequestSchema.decode(bytes);
 }
 
 export const encodeWatchProducersRequest = (request: WatchProducersRequest): Buffer =>

@@ -157,6 +157,13 @@ export const ERROR_CODES = Object.freeze({
     'The producer finishes what it has and takes nothing new.',
     'Use another producer, or prefill locally.',
   ),
+  PRODUCER_PAUSED: entry(
+    503,
+    'UNAVAILABLE',
+    true,
+    'An operator has paused the producer; its model is unloaded, or is about to be.',
+    'Use another producer or prefill locally; `muser node resume NAME` loads the model again.',
+  ),
   NO_PRODUCER: entry(
     503,
     'UNAVAILABLE',

@@ -231,8 +231,14 @@ export const frameSchema = oneOf('PrefillFrame', MAX_MESSAGE_BYTES, {
 /** `{ kind, value }`; value of begin and seal is a SignedBody, of shard a Shard. */
 export type Frame = Infer<typeof frameSchema>;
 
-export type NodeState = 'starting' | 'ready' | 'draining' | 'error';
-export const nodeStates = enumeration<NodeState>('NodeState', { starting: 1, ready: 2, draining: 3, error: 4 });
+export type NodeState = 'starting' | 'ready' | 'draining' | 'error' | 'paused';
+export const nodeStates = enumeration<NodeState>('NodeState', {
+  starting: 1,
+  ready: 2,
+  draining: 3,
+  error: 4,
+  paused: 5,
+});
 
 export const nodeStatusSchema = message(
   'NodeStatus',
@@ -251,8 +257,10 @@ export const nodeStatusSchema = message(
     version: text(10, { maxBytes: MAX_VERSION_BYTES }),
     /** Unix milliseconds by the sender's clock. */
     sentAtMs: uint64(11),
-    /** Why it is starting or in error, for people; empty otherwise. */
+    /** Why it is not ready, for people; may be empty. */
     reason: text(12, { maxBytes: MAX_ERROR_MESSAGE_BYTES }),
+    /** Ready, but idle for so long that the next request has to load the model. */
+    unloaded: bool(13),
   },
   (value, path) => checkNodeId(value.nodeId, `${path}.nodeId`),
 );
@@ -264,6 +272,17 @@ export const watchNodeRequestSchema = message('WatchNodeRequest', 4 * 1024, {
   intervalMs: uint32(2, { min: MIN_WATCH_INTERVAL_MS, max: MAX_WATCH_INTERVAL_MS }),
 });
 export type WatchNodeRequest = Infer<typeof watchNodeRequestSchema>;
+
+export const setPausedRequestSchema = message('SetPausedRequest', 4 * 1024, {
+  protocolVersion: uint32(1, { min: 1, max: 1 }),
+  /** False resumes. */
+  paused: bool(2),
+  /** When pausing: ends the transfers that run instead of finishing them. */
+  cancelRunning: bool(3),
+  /** Milliseconds from receipt until the caller is told that it is not done; the order stands. */
+  deadlineMs: uint32(4, { min: 1, max: MAX_DEADLINE_MS }),
+});
+export type SetPausedRequest = Infer<typeof setPausedRequestSchema>;
 
 export const watchProducersRequestSchema = message('WatchProducersRequest', 4 * 1024, {
   protocolVersion: uint32(1, { min: 1, max: 1 }),
@@ -322,6 +341,7 @@ export const SCHEMAS = {
   PrefillFrame: frameSchema,
   NodeStatus: nodeStatusSchema,
   WatchNodeRequest: watchNodeRequestSchema,
+  SetPausedRequest: setPausedRequestSchema,
   WatchProducersRequest: watchProducersRequestSchema,
   ProducerEntry: producerEntrySchema,
   ProducerList: producerListSchema,

@@ -3,6 +3,7 @@ import { describe, expect, it } from 'vitest';
 import {
   decodeNodeStatus,
   decodeProducerList,
+  decodeSetPausedRequest,
   decodeWatchNodeRequest,
   decodeWatchProducersRequest,
 } from '../src/codec.js';
@@ -183,6 +184,7 @@ describe('every message', () => {
         for (const decode of [
           decodeNodeStatus,
           decodeProducerList,
+          decodeSetPausedRequest,
           decodeWatchNodeRequest,
           decodeWatchProducersRequest,
         ]) {

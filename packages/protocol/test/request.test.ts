@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import type { PrefillRequest } from '../src/messages.js';
 import { decodePrefillRequest, encodePrefillRequest, requestDigestOf, tokensDigest } from '../src/request.js';
-import { decodeWatchNodeRequest, decodeWatchProducersRequest } from '../src/codec.js';
+import { decodeSetPausedRequest, decodeWatchNodeRequest, decodeWatchProducersRequest } from '../src/codec.js';
 import { expectCode } from './support/errors.js';
 import { fingerprint, nonce, sha256 } from './support/transfers.js';
 import { protobufjs, toProtobufjs } from './support/proto.js';
@@ -74,7 +74,12 @@ describe('PrefillRequest', () => {
     const sent = protobufjs('PrefillRequest').serialize(value);
     await expectCode(() => decodePrefillRequest(sent), 'PROTOCOL_VERSION');
     const later = Buffer.concat([Buffer.from([8, version]), Buffer.from('aa060568656c6c6f', 'hex')]);
-    for (const decode of [decodePrefillRequest, decodeWatchNodeRequest, decodeWatchProducersRequest]) {
+    for (const decode of [
+      decodePrefillRequest,
+      decodeSetPausedRequest,
+      decodeWatchNodeRequest,
+      decodeWatchProducersRequest,
+    ]) {
       const error = await expectCode(() => decode(later), 'PROTOCOL_VERSION');
       expect(error.details).toEqual({ peerVersion: version, ownVersion: 1 });
     }

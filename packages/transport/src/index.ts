@@ -8,6 +8,12 @@ export * from './limits.js';
 export { addHandoffService, type HandoffHandlers, type PrefillCall } from './server/handoff-service.js';
 export { createServer, PeerListener, type ListenOptions, type TransportLogger } from './server/listener.js';
 export type { Authorize } from './server/stream-call.js';
-export { addNodeService, addPlacementService, type WatchCall, type WatchHandlers } from './server/watch-services.js';
+export {
+  addNodeService,
+  addPlacementService,
+  type NodeHandlers,
+  type WatchCall,
+  type WatchHandlers,
+} from './server/watch-services.js';
 export { HANDOFF_SERVICE, NODE_SERVICE, PLACEMENT_SERVICE } from './services.js';
 export { formatTarget, parseTarget, type HostAndPort } from './target.js';

@@ -24,6 +24,7 @@ export const HANDOFF_SERVICE = {
 
 export const NODE_SERVICE = {
   Watch: serverStream('/muser.v1.Node/Watch'),
+  SetPaused: serverStream('/muser.v1.Node/SetPaused'),
 } satisfies ServiceDefinition;
 
 export const PLACEMENT_SERVICE = {

@@ -78,7 +78,11 @@ describe('a stream', () => {
 
   it('works over IPv6 and by name', async () => {
     const server = createServer();
-    addNodeService(server, { authorize: () => undefined, watch: async () => undefined });
+    addNodeService(server, {
+      authorize: () => undefined,
+      watch: async () => undefined,
+      setPaused: async () => undefined,
+    });
     const listener = await PeerListener.listen({ identity: producer, host: '::', port: 0, server });
     afterTest(() => listener.close(0));
     const request = { protocolVersion: 1, intervalMs: 1_000 } as const;
@@ -230,11 +234,16 @@ describe('watching', () => {
       version: '0.1.0',
       sentAtMs: 1_700_000_000_000,
       reason: '',
+      unloaded: false,
     });
     addNodeService(server, {
       authorize: () => undefined,
       watch: async (call) => {
         for (let count = 0; count < 3; count += 1) await call.send(status(count + call.request.intervalMs));
+      },
+      setPaused: async (call) => {
+        await call.send(status(call.request.deadlineMs));
+        if (call.request.paused) throw new MuserError('DEADLINE_EXCEEDED', 'not paused yet');
       },
     });
     const listener = await PeerListener.listen({ identity: producer, host: '127.0.0.1', port: 0, server });
@@ -246,6 +255,9 @@ describe('watching', () => {
       received.push(update.queueLength);
     }
     expect(received).toEqual([500, 501, 502]);
+    const order = { protocolVersion: 1, paused: false, cancelRunning: false, deadlineMs: 7 };
+    for await (const update of client.setPaused(order)) expect(update).toEqual(status(7));
+    await expectCode(client.setPaused({ ...order, paused: true }), 'DEADLINE_EXCEEDED');
     await expectCode(client.prefill(Buffer.alloc(0)), 'PROTOCOL_VERSION');
   });
 

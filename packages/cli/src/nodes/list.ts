@@ -1,22 +1,14 @@
-import { CliError, EXIT } from '../exit.js';
 import { formatCount, formatTable } from '../format.js';
 import { listenForInterrupts } from '../signals.js';
-import { readEndpoints, stateLayout, stateRoot } from '../state.js';
-import { CoordinatorClient, type NodeRecord } from '../system/coordinator-client.js';
+import type { NodeRecord } from '../system/coordinator-client.js';
 import { printable } from '../terminal.js';
+import { connectCoordinator } from './connect.js';
 
 /** Prints what the coordinator of a state folder knows about its nodes. */
 export async function listNodes(options: { state: string | undefined; json: boolean }): Promise<void> {
-  const layout = stateLayout(stateRoot(options.state, process.env));
-  const endpoints = await readEndpoints(layout);
-  if (endpoints === null) {
-    throw new CliError(EXIT.unreachable, 'PEER_UNREACHABLE', `no system runs with the state folder ${layout.root}`, {
-      advice: 'Start one with `muser dev`, or name its folder with --state.',
-    });
-  }
   const interrupts = listenForInterrupts();
   try {
-    const client = await CoordinatorClient.open(endpoints.coordinator, layout);
+    const client = await connectCoordinator(options.state);
     const { nodes, raw } = await client.nodes(interrupts.signal);
     process.stdout.write(`${options.json ? JSON.stringify(raw) : nodeTable(nodes)}\n`);
   } finally {
@@ -29,7 +21,7 @@ function nodeTable(nodes: readonly NodeRecord[]): string {
   const rows = nodes.map((node) => [
     node.name,
     node.role,
-    node.state,
+    node.state === 'healthy' && node.modelLoaded === false ? 'healthy (idle: unloaded)' : node.state,
     node.backend ?? '-',
     node.model?.name ?? '-',
     node.load === null ? '-' : `${node.load.activeTransfers} running, ${node.load.queueLength} waiting`,

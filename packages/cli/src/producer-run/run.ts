@@ -20,6 +20,7 @@ const readySchema = z.object({
   nodeId: z.string(),
   backend: z.string(),
   model: z.string(),
+  paused: z.boolean(),
 });
 
 export interface RunProducerOptions {
@@ -72,7 +73,8 @@ export async function runProducer(options: RunProducerOptions): Promise<number> 
       interrupts.signal,
     );
     if (options.json) process.stdout.write(`${JSON.stringify({ ...producer.ready, pid: producer.pid })}\n`);
-    tell(`ready: ${producer.ready.model} at ${producer.ready.address}; Ctrl-C stops it`);
+    const state = producer.ready.paused ? 'paused (`muser node resume` loads its model)' : 'ready';
+    tell(`${state}: ${producer.ready.model} at ${producer.ready.address}; Ctrl-C stops it`);
     return await untilItEnds(producer, interrupts.signal, tell, layout.logs);
   } finally {
     interrupts.dispose();

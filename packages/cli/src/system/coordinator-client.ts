@@ -7,6 +7,8 @@ import { isMissing, type StateLayout } from '../state.js';
 import { printable } from '../terminal.js';
 
 const REQUEST_LIMIT_MS = 10_000;
+/** The coordinator tells of a deadline that has passed; this is for one that says nothing any more. */
+const ORDER_MARGIN_MS = 15_000;
 
 const nodeSchema = z.object({
   nodeId: z.string(),
@@ -21,6 +23,7 @@ const nodeSchema = z.object({
     .nullable(),
   model: z.object({ name: z.string(), fingerprint: z.string(), modelDigest: z.string() }).nullable(),
   backend: z.string().nullable(),
+  modelLoaded: z.boolean().nullable(),
 });
 export type NodeRecord = z.infer<typeof nodeSchema>;
 
@@ -63,7 +66,28 @@ export class CoordinatorClient {
     return { nodes: z.object({ nodes: z.array(nodeSchema) }).parse(raw).nodes, raw };
   }
 
-  async #call(method: HttpRequest['method'], path: string, signal: AbortSignal, json?: unknown): Promise<unknown> {
+  /** Answers when the producer is as ordered, with the node and the body as it came. */
+  async setPaused(
+    nodeId: string,
+    order: { paused: boolean; cancelRunning: boolean; deadlineMs: number },
+    signal: AbortSignal,
+  ): Promise<{ node: NodeRecord; raw: unknown }> {
+    const { paused, cancelRunning, deadlineMs } = order;
+    const path = `/api/nodes/${encodeURIComponent(nodeId)}/${paused ? 'pause' : 'resume'}`;
+    const raw = await this.#call('POST', path, signal, paused ? { cancelRunning, deadlineMs } : { deadlineMs }, {
+      limitMs: deadlineMs + ORDER_MARGIN_MS,
+      failure: `the producer is not ${paused ? 'paused' : 'resumed'}`,
+    });
+    return { node: z.object({ node: nodeSchema }).parse(raw).node, raw };
+  }
+
+  async #call(
+    method: HttpRequest['method'],
+    path: string,
+    signal: AbortSignal,
+    json?: unknown,
+    { limitMs, failure } = { limitMs: REQUEST_LIMIT_MS, failure: 'the coordinator refused' },
+  ): Promise<unknown> {
     let answer: JsonAnswer;
     try {
       answer = await requestJson({
@@ -72,7 +96,7 @@ export class CoordinatorClient {
         headers: { authorization: `Bearer ${this.token}` },
         ...(json === undefined ? {} : { json }),
         signal,
-        timeoutMs: REQUEST_LIMIT_MS,
+        timeoutMs: limitMs,
       });
     } catch (error) {
       if (signal.aborted) throw signal.reason;
@@ -82,7 +106,7 @@ export class CoordinatorClient {
     const parsed = errorSchema.safeParse(answer.body);
     if (!parsed.success) throw new CliError(EXIT.failed, 'INTERNAL', `the coordinator answered with ${answer.status}`);
     const { code, message } = parsed.data.error;
-    throw new CliError(EXIT.failed, code as ErrorCode, `the coordinator refused: ${printable(message)}`);
+    throw new CliError(EXIT.failed, code as ErrorCode, `${failure}: ${printable(message)}`);
   }
 }
 

@@ -20,7 +20,12 @@ const PRODUCER_WAIT_MS = 30_000;
 const POLL_MS = 50;
 
 const coordinatorReady = z.object({ ready: z.literal(true), http: z.url(), grpc: z.string() });
-const producerReady = z.object({ ready: z.literal(true), address: z.string(), nodeId: z.string() });
+const producerReady = z.object({
+  ready: z.literal(true),
+  address: z.string(),
+  nodeId: z.string(),
+  paused: z.boolean(),
+});
 const decoderReady = z.object({ ready: z.literal(true), http: z.url(), nodeId: z.string() });
 
 export type RoleName = 'coordinator' | 'producer' | 'decoder';
@@ -122,7 +127,9 @@ export class System {
       },
       signal,
     );
-    await this.#waitForProducer(new URL(decoder.ready.http), signal);
+    if (producer.ready.paused)
+      options.onProgress('the producer is paused: `muser node resume producer` loads its model');
+    else await this.#waitForProducer(new URL(decoder.ready.http), signal);
     this.#endpoints = {
       decoder: decoder.ready.http,
       coordinator: coordinator.ready.http,

@@ -1,4 +1,11 @@
-import { isNodeId, MAX_ADDRESSES, MAX_ADDRESS_BYTES, MAX_NAME_BYTES, MuserError } from '@muser/protocol';
+import {
+  isNodeId,
+  MAX_ADDRESSES,
+  MAX_ADDRESS_BYTES,
+  MAX_DEADLINE_MS,
+  MAX_NAME_BYTES,
+  MuserError,
+} from '@muser/protocol';
 import { parseTarget } from '@muser/transport';
 import { z } from 'zod';
 
@@ -32,6 +39,13 @@ export const enrollBody = z.strictObject({
 });
 
 export const changeBody = z.strictObject({ name: name.optional(), addresses: addresses.optional() });
+
+const DEFAULT_ORDER_LIMIT_MS = 600_000;
+const deadlineMs = z.number().int().min(1).max(MAX_DEADLINE_MS).default(DEFAULT_ORDER_LIMIT_MS);
+
+export const pauseBody = z.strictObject({ cancelRunning: z.boolean().default(false), deadlineMs });
+
+export const resumeBody = z.strictObject({ deadlineMs });
 
 export const nodeParams = z.object({
   id: z.string().refine(isNodeId, 'must be a node id'),

@@ -10,9 +10,11 @@ import {
 
 import type { EnrollmentOffice } from '../enrollment.js';
 import type { NodeDirectory } from '../nodes/directory.js';
+import type { PauseOrders } from '../nodes/pause-orders.js';
 import { changeBody, enrollBody, nodeParams, parseInput } from './bodies.js';
 import { FailureLimit } from './failure-limit.js';
 import { isSameToken } from './operator-token.js';
+import { addPauseRoutes } from './pause-routes.js';
 import { viewOf } from './views.js';
 
 export interface OperatorApiOptions {
@@ -21,6 +23,7 @@ export interface OperatorApiOptions {
   token: string;
   directory: NodeDirectory;
   office: EnrollmentOffice;
+  pauseOrders: PauseOrders;
   clock: Clock;
   logger: Logger;
 }
@@ -48,6 +51,7 @@ export function createOperatorApi(options: OperatorApiOptions): HttpServer {
     (api, _options, done) => {
       requireToken(api, options);
       addNodeRoutes(api, options);
+      addPauseRoutes(api, options.pauseOrders);
       done();
     },
     { prefix: '/api' },

@@ -15,6 +15,8 @@ export interface NodeView {
   /** Digests in hexadecimal; null until a producer has been heard. */
   model: { name: string; fingerprint: string; modelDigest: string } | null;
   backend: string | null;
+  /** False while it is paused, or idle for so long that the next request loads the model again; null unless it is heard. */
+  modelLoaded: boolean | null;
   version: string | null;
   certificateExpires: string;
 }
@@ -47,6 +49,7 @@ export function viewOf({ record, state, reason, sinceMs, lastSeenMs, status }: N
             modelDigest: hex(status.model.modelDigest),
           },
     backend: status?.backend ?? null,
+    modelLoaded: status === null || !(isHeard || state === 'paused') ? null : isHeard && !status.unloaded,
     version: status?.version ?? null,
     certificateExpires: isoTime(record.certificateExpiresAtMs),
   };

@@ -1,6 +1,6 @@
 import type { Clock } from '@muser/service-kit';
 
-import type { Enrollment, NodeChange, NodeRecord, RegistryStore } from '../registry/store.js';
+import type { Enrollment, NodeChange, NodeOrder, NodeRecord, RegistryStore } from '../registry/store.js';
 import type { NodeEntry, Observation } from './node-state.js';
 
 /**
@@ -43,6 +43,11 @@ export class NodeDirectory {
 
   async revoke(nodeId: string): Promise<NodeEntry> {
     return this.#putRecord(await this.#store.revoke(nodeId, this.#clock.now()));
+  }
+
+  /** Puts an order that the node itself keeps into the audit log. @throws MuserError as RegistryStore.note */
+  async note(nodeId: string, order: NodeOrder): Promise<void> {
+    await this.#store.note(nodeId, order, this.#clock.now());
   }
 
   /** Notes what was seen of a node; of no effect for one that is unknown or revoked. */

@@ -6,16 +6,18 @@ import type { NodeRecord } from '../registry/store.js';
  * What the coordinator thinks of a node. Producers are watched by a stream that the coordinator dials, decoders by the
  * stream that they hold to it.
  *
- * - `enrolled`: known; nothing has been heard of it since the coordinator started, or it is still starting itself.
+ * - `enrolled`: known; nothing has been heard of it since the coordinator started, or it is loading its model.
  * - `healthy`: its stream is alive and it says that it is ready. Only healthy producers are given to decoders.
- * - `draining`: its stream is alive; it finishes what it has and takes nothing new.
+ * - `draining`: its stream is alive; it finishes what it has and takes nothing new, because it closes or is being paused.
+ * - `paused`: its stream is alive; an operator has paused it, so its model is unloaded. It stays so until it is resumed,
+ *   whatever is restarted in between: the producer itself remembers it.
  * - `unreachable`: none of its addresses answers, its stream broke, or it was silent for too long. Dialled again and
  *   again, so it comes back by itself.
  * - `error`: it says so itself, or what answers at its addresses is another node or cannot be spoken to. `reason` says
  *   what; it is dialled again too, because the address may be mended.
  * - `revoked`: may not take part any more. The end.
  */
-export type NodeState = 'enrolled' | 'healthy' | 'draining' | 'unreachable' | 'error' | 'revoked';
+export type NodeState = 'enrolled' | 'healthy' | 'draining' | 'paused' | 'unreachable' | 'error' | 'revoked';
 
 export interface StateReason {
   code: ErrorCode;

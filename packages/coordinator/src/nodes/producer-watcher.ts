@@ -154,6 +154,8 @@ export class ProducerWatcher {
         return observe({ ...seen, state: 'healthy', reason: null });
       case 'draining':
         return observe({ ...seen, state: 'draining', reason: null });
+      case 'paused':
+        return observe({ ...seen, state: 'paused', reason: null });
       case 'error': {
         const message = status.reason === '' ? 'the node reports an error: see its log' : status.reason;
         const reason = { code: 'UNAVAILABLE', message } as const;

@@ -10,6 +10,7 @@ import type {
   AuditEntry,
   Enrollment,
   NodeChange,
+  NodeOrder,
   NodeRecord,
   NodeRole,
   RegistryOwner,
@@ -107,14 +108,20 @@ export class SqliteStore implements RegistryStore {
 
   change(nodeId: string, change: NodeChange, atMs: number): Promise<NodeRecord> {
     return this.#change(() => {
-      const known = this.#get(nodeId);
-      if (known.revokedAtMs !== null) throw new MuserError('NOT_FOUND', `the node ${nodeId} was revoked`);
+      const known = this.#getActive(nodeId);
       const { name = known.name, addresses = known.addresses } = change;
       this.#database
         .prepare('UPDATE nodes SET name = ?, addresses = ? WHERE node_id = ?')
         .run(name, JSON.stringify(addresses), nodeId);
       this.#audit(atMs, 'node-changed', nodeId, { ...change });
       return this.#get(nodeId);
+    });
+  }
+
+  note(nodeId: string, order: NodeOrder, atMs: number): Promise<void> {
+    return this.#change(() => {
+      const { name } = this.#getActive(nodeId);
+      this.#audit(atMs, order, nodeId, { name });
     });
   }
 
@@ -174,6 +181,12 @@ export class SqliteStore implements RegistryStore {
   #get(nodeId: string): NodeRecord {
     const record = this.#find(nodeId);
     if (record === null) throw new MuserError('NOT_FOUND', `there is no node ${nodeId}`);
+    return record;
+  }
+
+  #getActive(nodeId: string): NodeRecord {
+    const record = this.#get(nodeId);
+    if (record.revokedAtMs !== null) throw new MuserError('NOT_FOUND', `the node ${nodeId} was revoked`);
     return record;
   }
 

@@ -39,7 +39,10 @@ export interface RegistryOwner {
   authoritySha256: string;
 }
 
-export type AuditAction = 'registry-bound' | 'node-enrolled' | 'node-changed' | 'node-revoked';
+/** What a node was told to do. The node keeps it, the registry only that it was told. */
+export type NodeOrder = 'node-paused' | 'node-resumed';
+
+export type AuditAction = 'registry-bound' | 'node-enrolled' | 'node-changed' | 'node-revoked' | NodeOrder;
 
 export interface AuditEntry {
   /** 1, 2, 3 and so on, without gaps. */
@@ -66,6 +69,8 @@ export interface RegistryStore {
    */
   enroll(enrollment: Enrollment, atMs: number): Promise<NodeRecord>;
   change(nodeId: string, change: NodeChange, atMs: number): Promise<NodeRecord>;
+  /** An audit entry for an order, before it is given; of no other effect. */
+  note(nodeId: string, order: NodeOrder, atMs: number): Promise<void>;
   /** Revoking again changes nothing. */
   revoke(nodeId: string, atMs: number): Promise<NodeRecord>;
   /** In the order of enrollment, the revoked ones too. */

@@ -28,6 +28,7 @@ export function statusOf(nodeId: string, change: Partial<NodeStatus> = {}): Node
     version: '0.0.0',
     sentAtMs: Date.now(),
     reason: '',
+    unloaded: false,
     ...change,
   };
 }
@@ -54,6 +55,7 @@ export class StandInProducer {
       watch: async (call) => {
         await served.producer?.serve(call.signal, (status) => call.send(status));
       },
+      setPaused: (call) => Promise.reject(new Error(`not expected here: ${call.peer.nodeId}`)),
     });
     const listener = await PeerListener.listen({ identity, host: '127.0.0.1', port: options.port ?? 0, server });
     const producer = new StandInProducer(listener, statusOf(identity.nodeId, options.status));

@@ -101,11 +101,12 @@ export interface BackendStats {
 }
 
 /**
- * ready: takes prefills (an engine that is unloaded while idle is ready too: a prefill loads it again). starting: the
- * engine is being started again. error: somebody has to do something; the reason says what.
+ * ready: takes prefills; also when the engine has unloaded its model while idle, because a prefill loads it again.
+ * starting: the engine is being started again. error: somebody has to do something; the reason says what.
  */
 export type BackendHealth =
-  { readonly state: 'ready' } | { readonly state: 'starting' | 'error'; readonly reason: string };
+  | { readonly state: 'ready'; readonly unloaded?: true }
+  | { readonly state: 'starting' | 'error'; readonly reason: string };
 
 export interface PrefillBackend {
   /** Short and fixed: "llama", "vllm". */

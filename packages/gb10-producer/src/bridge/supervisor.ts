@@ -66,8 +66,9 @@ export class WorkerSupervisor {
   get health(): BackendHealth {
     switch (this.#state) {
       case 'ready':
-      case 'unloaded':
         return { state: 'ready' };
+      case 'unloaded':
+        return { state: 'ready', unloaded: true };
       case 'starting':
       case 'restarting':
         return { state: 'starting', reason: this.#reason };

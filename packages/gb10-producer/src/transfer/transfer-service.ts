@@ -46,6 +46,8 @@ export class TransferService {
   /** By nonce, in hexadecimal. */
   readonly #active = new Map<string, { transfer: Transfer; settled: Promise<unknown> }>();
   readonly #drain = new AbortController();
+  /** What new transfers are refused with; null while they are taken. */
+  #refusal: MuserError | null = null;
 
   constructor(options: TransferServiceOptions) {
     this.#options = options;
@@ -95,17 +97,30 @@ export class TransferService {
   async drain(limitMs: number): Promise<void> {
     const draining = new MuserError('PRODUCER_DRAINING', 'the producer is closing');
     this.#drain.abort(draining);
+    const idle = this.suspend(draining);
+    await orLate(idle, limitMs, () => draining).catch(() => this.cancelRunning(draining));
+    await idle;
+  }
+
+  /** Takes nothing new until `readmit`; what waits fails at once. Resolves when what ran has settled. */
+  async suspend(refusal: MuserError): Promise<void> {
+    this.#refusal = refusal;
     const all = [...this.#active.values()];
-    for (const { transfer } of all) if (transfer.state === 'queued') transfer.cancel(draining);
-    const settled = Promise.allSettled(all.map((entry) => entry.settled));
-    await orLate(settled, limitMs, () => draining).catch(() => {
-      for (const { transfer } of all) transfer.cancel(draining);
-    });
-    await settled;
+    for (const { transfer } of all) if (transfer.state === 'queued') transfer.cancel(refusal);
+    await Promise.allSettled(all.map((entry) => entry.settled));
+  }
+
+  readmit(): void {
+    this.#refusal = null;
+  }
+
+  cancelRunning(error: MuserError): void {
+    for (const { transfer } of this.#active.values()) transfer.cancel(error);
   }
 
   async #accept(call: PrefillCall, receivedAtMs: number): Promise<TransferOutcome> {
     this.#drain.signal.throwIfAborted();
+    if (this.#refusal !== null) throw this.#refusal;
     const { producerId, coordinatorKey, backend } = this.#options;
     if (backend.health.state !== 'ready') throw new MuserError('UNAVAILABLE', backend.health.reason);
     const admitted = admit(call.requestBytes, call.peer.nodeId, {

@@ -4,7 +4,13 @@ const FIRST_PAUSE_MS = 1_000;
 const LONGEST_PAUSE_MS = 60_000;
 
 /** Failures that say nothing about the producer's health: of the request, of the client, or of ordinary load. */
-const HARMLESS: ReadonlySet<ErrorCode> = new Set(['CANCELLED', 'PROMPT_TOO_LONG', 'QUEUE_FULL', 'PRODUCER_DRAINING']);
+const HARMLESS: ReadonlySet<ErrorCode> = new Set([
+  'CANCELLED',
+  'PROMPT_TOO_LONG',
+  'QUEUE_FULL',
+  'PRODUCER_DRAINING',
+  'PRODUCER_PAUSED',
+]);
 
 /**
  * Keeps requests away from a producer that just failed.

@@ -44,7 +44,7 @@ describe('Circuit', () => {
     expect(circuit.pauseLeftMs).toBe(1_000);
   });
 
-  test.each(['CANCELLED', 'QUEUE_FULL', 'PROMPT_TOO_LONG', 'PRODUCER_DRAINING'] as const)(
+  test.each(['CANCELLED', 'QUEUE_FULL', 'PROMPT_TOO_LONG', 'PRODUCER_DRAINING', 'PRODUCER_PAUSED'] as const)(
     '%s says nothing about health, and gives a probe back',
     (code) => {
       const { time, circuit } = at(0);

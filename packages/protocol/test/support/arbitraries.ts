@@ -151,10 +151,17 @@ export const arbitraries: Arbitraries = {
     version: label(64),
     sentAtMs: safe,
     reason: label(1024),
+    unloaded: fc.boolean(),
   }),
   WatchNodeRequest: fc.record({
     protocolVersion: fc.constant(1),
     intervalMs: fc.integer({ min: 100, max: 60_000 }),
+  }),
+  SetPausedRequest: fc.record({
+    protocolVersion: fc.constant(1),
+    paused: fc.boolean(),
+    cancelRunning: fc.boolean(),
+    deadlineMs: fc.integer({ min: 1, max: 3_600_000 }),
   }),
   WatchProducersRequest: fc.record({ protocolVersion: fc.constant(1), model: modelIdentity, name: label(128) }),
   ProducerEntry: producerEntry,

@@ -3,12 +3,14 @@ import { Client, credentials, type ChannelCredentials } from '@grpc/grpc-js';
 import {
   decodeNodeStatus,
   decodeProducerList,
+  encodeSetPausedRequest,
   encodeWatchNodeRequest,
   encodeWatchProducersRequest,
   MuserError,
   toMuserError,
   type NodeStatus,
   type ProducerList,
+  type SetPausedRequest,
   type WatchNodeRequest,
   type WatchProducersRequest,
 } from '@muser/protocol';
@@ -87,6 +89,14 @@ export class PeerClient {
   async *watchNode(request: WatchNodeRequest, options: WatchOptions = {}): AsyncGenerator<NodeStatus, void, void> {
     const encoded = encodeWatchNodeRequest(request);
     for await (const message of this.#read(NODE_SERVICE.Watch.path, encoded, options)) {
+      yield decodeNodeStatus(message);
+    }
+  }
+
+  /** Yields the producer's status until it is as asked. Leaving the loop ends the wait, not the order. */
+  async *setPaused(request: SetPausedRequest, options: WatchOptions = {}): AsyncGenerator<NodeStatus, void, void> {
+    const encoded = encodeSetPausedRequest(request);
+    for await (const message of this.#read(NODE_SERVICE.SetPaused.path, encoded, options)) {
       yield decodeNodeStatus(message);
     }
   }

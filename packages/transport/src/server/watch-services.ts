@@ -1,5 +1,6 @@
 import type { Server, ServerWritableStream } from '@grpc/grpc-js';
 import {
+  decodeSetPausedRequest,
   decodeWatchNodeRequest,
   decodeWatchProducersRequest,
   encodeNodeStatus,
@@ -7,6 +8,7 @@ import {
   MAX_MESSAGE_BYTES,
   type NodeStatus,
   type ProducerList,
+  type SetPausedRequest,
   type WatchNodeRequest,
   type WatchProducersRequest,
 } from '@muser/protocol';
@@ -32,10 +34,18 @@ export interface WatchHandlers<Request, Update> {
   watch: (call: WatchCall<Request, Update>) => Promise<void>;
 }
 
-/** Adds muser.v1.Node (a producer's state and load) to a server. */
-export function addNodeService(server: Server, handlers: WatchHandlers<WatchNodeRequest, NodeStatus>): void {
-  const codec = { decode: decodeWatchNodeRequest, encode: encodeNodeStatus };
-  server.addService(NODE_SERVICE, { Watch: watchMethod(server, handlers, codec) });
+export interface NodeHandlers extends WatchHandlers<WatchNodeRequest, NodeStatus> {
+  /** Settling ends the call: it is as asked, or a MuserError says why not. */
+  setPaused: (call: WatchCall<SetPausedRequest, NodeStatus>) => Promise<void>;
+}
+
+/** Adds muser.v1.Node (a producer's state and load, and its switch) to a server. */
+export function addNodeService(server: Server, { authorize, watch, setPaused }: NodeHandlers): void {
+  const encode = encodeNodeStatus;
+  server.addService(NODE_SERVICE, {
+    Watch: watchMethod(server, { authorize, watch }, { decode: decodeWatchNodeRequest, encode }),
+    SetPaused: watchMethod(server, { authorize, watch: setPaused }, { decode: decodeSetPausedRequest, encode }),
+  });
 }
 
 /** Adds muser.v1.Placement (the coordinator's list of producers) to a server. */

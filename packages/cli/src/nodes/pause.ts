@@ -1,0 +1,79 @@
+import { CliError, EXIT, InterruptedError } from '../exit.js';
+import { listenForInterrupts } from '../signals.js';
+import type { CoordinatorClient, NodeRecord } from '../system/coordinator-client.js';
+import { printable, StatusOutput } from '../terminal.js';
+import { connectCoordinator } from './connect.js';
+
+export interface PauseOptions {
+  /** Name or id. */
+  node: string;
+  paused: boolean;
+  /** When pausing: ends the transfers that run instead of finishing them. */
+  now: boolean;
+  state: string | undefined;
+  timeoutSeconds: number;
+  json: boolean;
+}
+
+/** Pauses or resumes a producer and waits until that is done. */
+export async function setPaused(options: PauseOptions): Promise<void> {
+  const { paused } = options;
+  const output = new StatusOutput(process.stderr, { quiet: options.json, env: process.env });
+  const interrupts = listenForInterrupts();
+  let isOrdered = false;
+  try {
+    const client = await connectCoordinator(options.state);
+    const { name, nodeId } = await findProducer(client, options.node, interrupts.signal);
+    isOrdered = true;
+    output.status(`${paused ? 'pausing' : 'resuming'} ${printable(name)}`);
+    const order = { paused, cancelRunning: options.now, deadlineMs: options.timeoutSeconds * 1000 };
+    const { node, raw } = await client.setPaused(nodeId, order, interrupts.signal).catch((error: unknown) => {
+      throw withAdvice(error, name, paused);
+    });
+    output.clear();
+    process.stdout.write(`${options.json ? JSON.stringify(raw) : describe(node)}\n`);
+  } catch (error) {
+    const verb = paused ? 'pauses' : 'resumes';
+    if (error instanceof InterruptedError && isOrdered)
+      output.line(`the order stands: the producer ${verb} all the same`);
+    throw error;
+  } finally {
+    output.clear();
+    interrupts.dispose();
+  }
+}
+
+async function findProducer(client: CoordinatorClient, wanted: string, signal: AbortSignal): Promise<NodeRecord> {
+  const { nodes } = await client.nodes(signal);
+  const named = nodes.filter(({ nodeId, name }) => nodeId === wanted || name === wanted);
+  const present = named.filter(({ state }) => state !== 'revoked');
+  const [node] = present;
+  const advice = '`muser node list` shows the nodes.';
+  if (node === undefined) {
+    const what = named.length === 0 ? `there is no node "${wanted}"` : `the node "${wanted}" was revoked`;
+    throw new CliError(EXIT.failed, 'NOT_FOUND', what, { advice });
+  }
+  if (present.length > 1) {
+    const ids = present.map(({ nodeId }) => nodeId).join(', ');
+    throw new CliError(EXIT.failed, 'INVALID_REQUEST', `${present.length} nodes are called "${wanted}"`, {
+      advice: `Use the id: ${ids}.`,
+    });
+  }
+  if (node.role === 'producer') return node;
+  throw new CliError(EXIT.failed, 'INVALID_REQUEST', `"${wanted}" is a ${node.role}; only producers can be paused`, {
+    advice,
+  });
+}
+
+function withAdvice(error: unknown, name: string, paused: boolean): unknown {
+  if (!(error instanceof CliError) || error.code !== 'DEADLINE_EXCEEDED') return error;
+  const advice = paused
+    ? `It goes on by itself when they have ended; \`muser node pause --now ${name}\` ends them.`
+    : 'It goes on by itself; `muser node list` shows when it is healthy.';
+  return new CliError(error.exitCode, error.code, error.message, { advice, cause: error });
+}
+
+function describe({ name, state, modelLoaded }: NodeRecord): string {
+  const model = modelLoaded === null ? '' : `: its model is ${modelLoaded ? 'loaded' : 'unloaded'}`;
+  return printable(`${name} is ${state}${model}`);
+}

@@ -1,0 +1,29 @@
+import type { EventEmitter } from 'node:events';
+
+import { MuserError } from '@muser/protocol';
+import type { HttpServer } from '@muser/service-kit';
+
+import type { PauseOrders } from '../nodes/pause-orders.js';
+import { nodeParams, parseInput, pauseBody, resumeBody } from './bodies.js';
+import { viewOf } from './views.js';
+
+/** They answer when the producer is as ordered. A caller that leaves ends the wait, not the order. */
+export function addPauseRoutes(api: HttpServer['app'], orders: PauseOrders): void {
+  api.post('/nodes/:id/pause', async (request, reply) => {
+    const { id } = parseInput(nodeParams, request.params);
+    const order = { ...parseInput(pauseBody, request.body ?? {}), paused: true };
+    return { node: viewOf(await orders.give(id, order, goneSignal(reply.raw))) };
+  });
+
+  api.post('/nodes/:id/resume', async (request, reply) => {
+    const { id } = parseInput(nodeParams, request.params);
+    const order = { ...parseInput(resumeBody, request.body ?? {}), paused: false, cancelRunning: false };
+    return { node: viewOf(await orders.give(id, order, goneSignal(reply.raw))) };
+  });
+}
+
+function goneSignal(response: EventEmitter): AbortSignal {
+  const gone = new AbortController();
+  response.once('close', () => gone.abort(new MuserError('CANCELLED', 'the caller is gone')));
+  return gone.signal;
+}
