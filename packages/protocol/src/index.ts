@@ -1,6 +1,7 @@
 export * from './errors.js';
 export * from './limits.js';
 export { isNodeId, nodeIdOf } from './ids.js';
+export { modelNameOf } from './model-name.js';
 export { generateSigningKey, signedBytes, signingKeyFromSeed, verifyingKey } from './keys.js';
 export type { Domain, SigningKey, VerifyingKey } from './keys.js';
 export { chunkBytesOf, ELEMENT_BYTES, fingerprintOf, rowBytesOf, sameGeometry } from './geometry.js';

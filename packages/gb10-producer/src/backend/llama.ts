@@ -1,5 +1,12 @@
 import { Engine, engineVersion, type KvExport, loadModel, type Model, type Sequence } from '@muser/metal';
-import { fingerprintOf, MAX_PAYLOAD_BYTES, MuserError, planChunkShards, type ShardPlan } from '@muser/protocol';
+import {
+  fingerprintOf,
+  MAX_PAYLOAD_BYTES,
+  modelNameOf,
+  MuserError,
+  planChunkShards,
+  type ShardPlan,
+} from '@muser/protocol';
 
 import { pause } from '../abort.js';
 import type {
@@ -54,7 +61,7 @@ export class LlamaBackend implements PrefillBackend {
     this.model = {
       geometry: wireGeometry,
       identity: {
-        name,
+        name: modelNameOf(options.modelPath, name),
         modelDigest: options.modelDigest,
         fingerprint: fingerprintOf({ geometry: wireGeometry, tokenizerSha256 }),
       },
@@ -220,6 +227,7 @@ class LlamaChunk implements PrefillChunk {
   readonly start: number;
   readonly end: number;
   readonly windowStart: number;
+  readonly computedAtMs = performance.now();
   readonly #rows: KvExport;
   #onRelease: (() => void) | null;
 

@@ -1,6 +1,4 @@
-import { basename } from 'node:path';
-
-import { fingerprintOf, type Geometry, MuserError } from '@muser/protocol';
+import { fingerprintOf, type Geometry, modelNameOf, MuserError } from '@muser/protocol';
 import type { Logger } from '@muser/service-kit';
 
 import type { RankLink } from '../bridge/rank-link.js';
@@ -197,7 +195,7 @@ function modelOf({ modelPath, modelDigest }: VllmOptions, offer: ReadyHeader): B
   const tokenizerSha256 = Buffer.from(offer.tokenizerSha256, 'hex');
   return {
     geometry,
-    identity: { name: basename(modelPath), modelDigest, fingerprint: fingerprintOf({ geometry, tokenizerSha256 }) },
+    identity: { name: modelNameOf(modelPath), modelDigest, fingerprint: fingerprintOf({ geometry, tokenizerSha256 }) },
   };
 }
 

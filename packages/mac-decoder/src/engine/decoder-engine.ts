@@ -1,5 +1,5 @@
 import { Engine, loadModel, type EngineOptions, type Model, type Sequence } from '@muser/metal';
-import { fingerprintOf, MuserError, type Geometry, type ModelIdentity } from '@muser/protocol';
+import { fingerprintOf, modelNameOf, MuserError, type Geometry, type ModelIdentity } from '@muser/protocol';
 import { engineCall, engineCallSync, fromEngineError } from '../errors/engine-errors.js';
 import { WaitingLine } from './waiting-line.js';
 
@@ -33,7 +33,7 @@ export class DecoderEngine {
     this.identity = {
       fingerprint: fingerprintOf({ geometry: this.geometry, tokenizerSha256: info.tokenizerSha256 }),
       modelDigest: options.modelDigest,
-      name: info.name,
+      name: modelNameOf(options.model, info.name),
     };
     this.endTokens = Array.from({ length: info.vocabularySize }, (_, token) => token).filter((token) =>
       model.isEndOfGeneration(token),

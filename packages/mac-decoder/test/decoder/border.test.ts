@@ -216,6 +216,11 @@ describe('malformed requests', () => {
   });
 });
 
+test('the model has the name that people give it, whatever a converter wrote into the file', async () => {
+  const { data } = (await (await fetch(`${rig.url}/v1/models`)).json()) as { data: { id: string }[] };
+  expect(data.map(({ id }) => id)).toEqual(['muse-nano']);
+});
+
 describe('web pages', () => {
   function status(headers: Record<string, string>): Promise<number | undefined> {
     return new Promise((resolve, reject) => {
