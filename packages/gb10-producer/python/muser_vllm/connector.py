@@ -23,6 +23,8 @@ from .scheduler_half import SchedulerHalf
 from .worker_half import WorkerHalf, WorkerOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
     from vllm.config import VllmConfig
     from vllm.v1.attention.backend import AttentionMetadata
@@ -136,6 +138,12 @@ def _global_block_sizes(config: KVCacheConfig) -> dict[int, int]:
     return {i: g.kv_cache_spec.block_size for i, g in groups if type(g.kv_cache_spec) is FullAttentionSpec}
 
 
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Memory of these views; layers of several cache groups lie in the same storage, which counts once."""
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
 class _Rank:
     """Connects to the producer, then finds where this rank's rows are."""
 
@@ -173,6 +181,7 @@ class _Rank:
             staging_bytes=self._extra["stagingBytes"] or self._default_staging(layers),
             lease_seconds=self._extra["leaseMs"] / 1000,
         )
+        self._kv_bytes = storage_bytes(caches.values())
         sizes = [group.kv_cache_spec.block_size for group in self._cache_config.kv_cache_groups]
         device = next(iter(caches.values())).device
         self._half = WorkerHalf(layers, sizes, device, options)
@@ -189,7 +198,7 @@ class _Rank:
             backend=self._backend,
             layout=self._layout,
             block_sizes=[group.kv_cache_spec.block_size for group in self._cache_config.kv_cache_groups],
-            kv_bytes=sum(tensor.size for tensor in self._cache_config.kv_cache_tensors),
+            kv_bytes=self._kv_bytes,
             self_tests=self._half.self_tests,
         )
         return WorkerReport({self.rank: found})
