@@ -74,36 +74,6 @@ async function consume(run: PrefillRun): Promise<number> {
 const ready = (on: VllmBackend): Promise<void> => until(() => on.health.state === 'ready' && on.workerPids.length > 0);
 
 describe('a worker that ends', () => {
-  const faults: [string, string, RegExp][] = [
-    ['exit', 'ENGINE_FAILED', /ended with code 3/],
-    ['kill', 'ENGINE_FAILED', /ended by SIGKILL/],
-    ['oom', 'OUT_OF_MEMORY', /out of memory/],
-    ['garbage', 'ENGINE_FAILED', /broke its (control|data)/],
-    ['half', 'ENGINE_FAILED', /broke its (control|data)/],
-  ];
-  const moments = ['prefill', 'chunk', 'read'];
-  it.each(faults.flatMap((fault) => moments.map((moment) => [...fault, moment] as const)))(
-    'by %s (%s, %s) at %s fails its request, and the next one is served',
-    async (fault, code, message, moment) => {
-      const vllm = await open({ fault: `${fault}:${moment}`, ...once() });
-      const failed = await consume(start(vllm)).catch((error: unknown) => error as MuserError);
-      expect(failed).toMatchObject({ code, message: expect.stringMatching(message) as string });
-      await ready(vllm);
-      expect(await consume(start(vllm, 2))).toBe(699);
-      expect(vllm.stats()).toEqual({ activePrefills: 0, reservedTokens: 0, unreleasedChunks: 0 });
-    },
-  );
-
-  it('by a stop is ended when it has been silent for too long', async () => {
-    const vllm = await open({ fault: 'stop:chunk', ...once() }, { hangLimitMs: 500 });
-    await expect(consume(start(vllm))).rejects.toMatchObject({
-      code: 'ENGINE_FAILED',
-      message: expect.stringContaining('hangs') as string,
-    });
-    await ready(vllm);
-    expect(await consume(start(vllm, 2))).toBe(699);
-  });
-
   it('fails all of its requests at once, and who comes meanwhile is told that it restarts', async () => {
     const vllm = await open({ fault: 'kill:chunk', ...once() }, { restartPausesMs: [60_000] });
     const [first, second] = await Promise.allSettled([consume(start(vllm, 1)), consume(start(vllm, 2))]);

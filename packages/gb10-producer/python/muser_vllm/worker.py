@@ -9,6 +9,7 @@ import os
 import signal
 import struct
 import sys
+import threading
 import time
 from collections import deque
 from functools import partial
@@ -16,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import __version__
 from .control_link import ControlLink
+from .failures import is_out_of_memory, kind_of
 from .frames import Frame, FrameError, schema
+from .memory import free_memory_bytes
 from .refusals import Refused
 from .settings import Settings, prepare_environment, read_settings
 
@@ -28,6 +31,8 @@ _log = logging.getLogger("muser_vllm.worker")
 _HEARTBEAT_SECONDS = 0.5
 _REMEMBERED_IDS = 4096
 _END_SECONDS = 5
+_STUCK_SECONDS = 15
+_ENGINE_DIED = "the engine has died; the log of the producer has the lines that it wrote last"
 
 
 class _InvalidPrefill(Exception):  # noqa: N818 - it reads as what happened
@@ -60,7 +65,8 @@ class Worker:
             await serving
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_END_SECONDS)
         await self._link.close()
         return self._status
 
@@ -89,7 +95,7 @@ class Worker:
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("muser: the worker ends: %s", _short(error))
+            _log.error("muser: the worker ends: %s", kind_of(error))
             self._end(1)
 
     async def _serve(self) -> None:
@@ -99,8 +105,8 @@ class Worker:
             await self._refuse(refused.code, str(refused))
         except Exception as error:  # the engine's start can fail in any way; the producer must hear of it
             _log.exception("muser: vLLM does not start")
-            code = "OUT_OF_MEMORY" if "memory" in str(error).lower() else "ENGINE_FAILED"
-            await self._refuse(code, _short(error))
+            code = "OUT_OF_MEMORY" if is_out_of_memory(error) else "ENGINE_FAILED"
+            await self._refuse(code, f"it does not start ({kind_of(error)}); the log of the producer says why")
         else:
             await self._receive()
 
@@ -178,17 +184,14 @@ class Worker:
         await self._link.send("milestone", {"name": name, "ms": int(1000 * elapsed)})
 
     async def _beat(self) -> None:
-        import psutil  # noqa: PLC0415 - vLLM's dependency
-
         while True:
             if self._engine is not None and self._engine.errored:
                 # Without a prefill nobody else notices that the engine, or a rank of it, has died.
-                _log.error("muser: the engine has died")
-                self._end(1)
+                return await self._refuse("ENGINE_FAILED", _ENGINE_DIED)
             header = {
                 "steps": self._counter.steps,
                 "runningRequests": len(self._prefills),
-                "freeMemoryBytes": psutil.virtual_memory().available,
+                "freeMemoryBytes": free_memory_bytes(),
             }
             await self._link.send("heartbeat", header)
             await asyncio.sleep(_HEARTBEAT_SECONDS)
@@ -226,13 +229,13 @@ class Worker:
             header = _failed(id_, "CANCELLED", "cancelled by the producer")
         except _InvalidPrefill as error:
             header = _failed(id_, "INVALID_REQUEST", str(error))
-        except EngineDeadError as error:
-            await self._link.send("finished", _failed(id_, "ENGINE_FAILED", _short(error)))
-            raise
+        except EngineDeadError:
+            # Not this prefill has failed but the worker, and all that it computed are to blame.
+            await self._refuse("ENGINE_FAILED", _ENGINE_DIED)
+            return
         except Exception as error:  # a poisoned request must not end the others
             _log.exception("muser: a prefill failed")
-            invalid = isinstance(error, ValueError)
-            header = _failed(id_, "INVALID_REQUEST" if invalid else "ENGINE_FAILED", _short(error))
+            header = _failed(id_, _failure_of(error), f"vLLM refused the prefill ({kind_of(error)})")
         await self._link.send("finished", header)
 
     async def _compute(self, frame: Frame) -> dict[str, Any]:
@@ -284,8 +287,10 @@ def _failed(id_: str, code: str, message: str) -> dict[str, Any]:
     return {"id": id_, "ok": False, "code": code, "message": message[:1000]}
 
 
-def _short(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:500]
+def _failure_of(error: Exception) -> str:
+    if is_out_of_memory(error):
+        return "OUT_OF_MEMORY"
+    return "INVALID_REQUEST" if isinstance(error, ValueError) else "ENGINE_FAILED"
 
 
 def _end_children() -> None:
@@ -313,25 +318,37 @@ def main() -> None:
         _log.error("muser: %s", refused)
         sys.exit(2)
     prepare_environment(settings)
+    asyncio.run(_work(settings, started_at))
+
+
+async def _work(settings: Settings, started_at: float) -> None:
+    worker = Worker(settings, started_at)
     status = 1
-
-    async def work() -> None:
-        nonlocal status
-        worker = Worker(settings, started_at)
-        try:
-            status = await worker.run()
-        finally:
-            worker.shut_engine()
-
     try:
-        asyncio.run(work())
+        status = await worker.run()
     except OSError as error:
-        _log.error("muser: the producer cannot be reached: %s", _short(error))
+        _log.error("muser: the producer cannot be reached: %s", kind_of(error))
     finally:
-        _end_children()
-        sys.stderr.flush()
-        # Threads of an engine that was still starting would keep the process.
-        os._exit(status)
+        _leave(worker, status)
+
+
+def _leave(worker: Worker, status: int) -> None:
+    """Ends this process without waiting for anything that may hang: the producer waits until all memory is free.
+
+    Returning would wait for the thread in which an engine is still starting.
+    """
+    stuck = threading.Timer(_STUCK_SECONDS, _end_all, [status])
+    stuck.daemon = True
+    stuck.start()
+    with contextlib.suppress(Exception):  # a broken engine may refuse even this; its processes are ended next
+        worker.shut_engine()
+    _end_all(status)
+
+
+def _end_all(status: int) -> None:
+    _end_children()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -105,6 +105,8 @@ class Peer:
         self.milestones: dict[str, int] = {}
         self.heartbeats: list[dict[str, int]] = []
         self.ends: dict[str, int] = {}
+        self.control: Any = None
+        self.data: Any = None
         self._reads = 0
         self._ids = 0
 
@@ -283,6 +285,25 @@ class Peer:
 
         children = psutil.Process(self.process.pid).children(recursive=True)
         return [self.process.pid, *(child.pid for child in children)]
+
+    def wait_for_child(self) -> list[int]:
+        """Until the worker has started a process, which is the engine or on the way to it."""
+        end = time.monotonic() + DEADLINE
+        while len(pids := self.descendants()) < 2:
+            assert time.monotonic() < end, self.log_text()
+            time.sleep(0.05)
+        return pids
+
+    def close_all(self) -> None:
+        """What the kernel does with a producer that is killed."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        for link in (self.control, self.data):
+            if link is not None:
+                link.socket.shutdown(socket.SHUT_RDWR)
+                link.close()
+        for listener in self._listeners.values():
+            listener.close()
 
     def wait_gone(self, pids: list[int], seconds: float = 30) -> None:
         import psutil  # noqa: PLC0415

@@ -86,3 +86,33 @@ def test_settings_that_are_not_valid_end_it_at_once() -> None:
         assert worker.secret not in worker.log_text()
     finally:
         worker.cleanup()
+
+
+@pytest.mark.parametrize("moment", ["import", "engine"])
+def test_the_producer_is_gone_while_it_starts(worker: Peer, moment: str) -> None:
+    """By kill -9: the kernel closes standard input and both sockets. An engine on a GB10 starts for minutes, with all of
+    the memory, so the worker may not wait for it."""
+    try:
+        worker.spawn()
+        worker.control, _ = worker.accept("control")
+        pids = worker.descendants()
+        if moment == "engine":
+            pids = worker.wait_for_child()
+        worker.close_all()
+        assert worker.process.wait(20) == 0
+        worker.wait_gone(pids, 5)
+    finally:
+        worker.cleanup()
+
+
+def test_the_worker_is_killed_together_with_the_producer(worker: Peer) -> None:
+    """Nobody is left who could end the engine: it has to notice by itself."""
+    try:
+        worker.start()
+        pids = worker.descendants()
+        assert len(pids) > 1
+        worker.process.kill()
+        worker.close_all()
+        worker.wait_gone(pids, 30)
+    finally:
+        worker.cleanup()

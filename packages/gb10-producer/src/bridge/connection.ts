@@ -44,6 +44,11 @@ export class FrameConnection {
     }
   }
 
+  /** We had no reason to close it: the peer has ended the stream, maybe within a frame. */
+  get endedByPeer(): boolean {
+    return this.#error === null && this.#socket.destroyed;
+  }
+
   /** @param error why, when something is wrong */
   close(error: MuserError | null = null): void {
     this.#error ??= error;

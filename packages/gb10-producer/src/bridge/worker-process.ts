@@ -17,15 +17,24 @@ const GONE_LIMIT_MS = 20_000;
 const POLL_MS = 25;
 const LAST_LINES_MS = 100;
 
-const OUT_OF_MEMORY = /out of memory|OutOfMemoryError|MemoryError|oom[- ]kill/i;
+/** As PyTorch, vLLM, cuBLAS and a GB10's driver say it. */
+const OUT_OF_MEMORY =
+  /out of memory|OutOfMemoryError|MemoryError|oom[- ]kill|(?:can't|cannot) allocate memory|ALLOC_FAILED|NV_ERR_NO_MEMORY|no available memory|less than desired GPU memory|available KV cache memory/i;
+/** A process that its container or a shell has reported as killed. */
+const KILLED = 128 + 9;
 
 export interface ProcessEnd {
   /** What happened, for people: "ended with code 1", "ended by SIGKILL". */
   readonly reason: string;
-  /** The worker said that memory ran out. */
+  /** Memory had run out: the worker said so, or the kernel killed for want of it. */
   readonly outOfMemory: boolean;
   /** Last line of its log; empty when it wrote none. For our own log only: it is not our text. */
   readonly lastLine: string;
+}
+
+interface Exit {
+  readonly code: number | null;
+  readonly signal: NodeJS.Signals | null;
 }
 
 export interface WorkerProcessOptions {
@@ -46,12 +55,18 @@ export class WorkerProcess {
   readonly pid: number;
   /** Resolves (never rejects) when the first process of the group has ended. */
   readonly ended: Promise<ProcessEnd>;
+  readonly #lines: LogLines;
   readonly #closeInput: () => void;
+  readonly #oomKillsBefore = oomKills();
 
-  private constructor(pid: number, ended: Promise<ProcessEnd>, closeInput: () => void) {
+  private constructor(pid: number, exited: Promise<Exit>, lines: LogLines, closeInput: () => void) {
     this.pid = pid;
-    this.ended = ended;
+    this.#lines = lines;
     this.#closeInput = closeInput;
+    this.ended = exited.then(async ({ code, signal }) => {
+      const reason = signal === null ? `ended with code ${code ?? 'unknown'}` : `ended by ${signal}`;
+      return this.lastWords(reason, signal === 'SIGKILL' || code === KILLED);
+    });
   }
 
   /** @throws MuserError ENGINE_FAILED when the interpreter cannot be started */
@@ -72,18 +87,30 @@ export class WorkerProcess {
     // A worker that has ended does not read; its end is what counts.
     child.stdin.on('error', () => undefined);
     const { pid } = child;
-    const ended = exitOf(child).then(async (reason): Promise<ProcessEnd> => {
-      // Its children have the log's other end and may live on, so that is not waited for; only for what it wrote last.
-      await Promise.race([child, delay(LAST_LINES_MS, undefined, { ref: false })]);
-      return { reason, outOfMemory: lines.matched, lastLine: lines.last };
-    });
+    const exited = exitOf(child);
     void child.then(() => lines.end());
     if (pid === undefined) {
       const { code } = await child;
       throw new MuserError('ENGINE_FAILED', `${python} cannot be started (${code ?? 'unknown reason'})`);
     }
     child.stdin.write(`${JSON.stringify(settings)}\n`);
-    return new WorkerProcess(pid, ended, () => child.stdin.end());
+    return new WorkerProcess(pid, exited, lines, () => child.stdin.end());
+  }
+
+  /** From now on prompts are in its memory, and none may come out by its log. */
+  guardLog(): void {
+    this.#lines.hideNumbers();
+  }
+
+  /**
+   * What is known when it, or a part of it, has ended. Its children have the log's other end and may live on, so the log's
+   * end is not waited for; only for what was written last.
+   * @param killed something was ended by a signal that the kernel uses as well
+   */
+  async lastWords(reason: string, killed: boolean): Promise<ProcessEnd> {
+    await delay(LAST_LINES_MS);
+    const outOfMemory = this.#lines.matched || (killed && oomKills() > this.#oomKillsBefore);
+    return { reason, outOfMemory, lastLine: this.#lines.last };
   }
 
   /** Asks it to end; kills the whole group when it has not within `graceMs`. Returns when nothing of it is left. */
@@ -105,12 +132,19 @@ export class WorkerProcess {
   }
 }
 
-function exitOf(child: EventEmitter): Promise<string> {
+function exitOf(child: EventEmitter): Promise<Exit> {
   return new Promise((resolve) => {
-    child.once('exit', (code: number | null, signal: NodeJS.Signals | null) => {
-      resolve(signal === null ? `ended with code ${code ?? 'unknown'}` : `ended by ${signal}`);
-    });
+    child.once('exit', (code: number | null, signal: NodeJS.Signals | null) => resolve({ code, signal }));
   });
+}
+
+/** How many processes of this machine the kernel has killed for want of memory; 0 where it does not tell. */
+function oomKills(): number {
+  try {
+    return Number(/^oom_kill (\d+)$/m.exec(readFileSync('/proc/vmstat', 'utf8'))?.[1] ?? 0);
+  } catch {
+    return 0;
+  }
 }
 
 function signalGroup(pid: number, signal: NodeJS.Signals | 0): boolean {

@@ -28,9 +28,9 @@ const CLOSE_GRACE_MS = 3_000;
 const EXPLAIN_MS = 1_000;
 
 /**
- * Why a worker ended. closed: we asked for it. died: its process ended by itself. hung: no sign of life. out-of-memory: it
- * died and said so. broken: it closed or misused a socket. refused: it said that it cannot serve. late: its start took
- * longer than its limit.
+ * Why a worker ended. closed: we asked for it. died: its process, or its engine, ended by itself. hung: no sign of life.
+ * out-of-memory: it died and said so, or the kernel killed for want of memory. broken: it closed or misused a socket.
+ * refused: it said that it cannot serve. late: its start took longer than its limit.
  */
 export type EndCause = 'closed' | 'died' | 'hung' | 'out-of-memory' | 'broken' | 'refused' | 'late';
 
@@ -164,6 +164,8 @@ class Lifetime {
   #process: WorkerProcess | null = null;
   #control: FrameConnection | null = null;
   #offer: ReadyHeader | null = null;
+  /** A link has closed; why is being found out. */
+  #isCut = false;
   #end: WorkerEnd | null = null;
   #isReady: (ready: Ready) => void = () => {};
   #hasEnded: (end: WorkerEnd) => void = () => {};
@@ -249,9 +251,12 @@ class Lifetime {
     );
   }
 
-  /** A socket that closes mostly means that its process has ended, which says more. */
-  async #explainClose(link: string, error: MuserError | null): Promise<void> {
-    if (error === null && this.#process !== null) {
+  /** A socket that the worker closes mostly means that its process has ended, which says more. */
+  async #explainClose(link: string, connection: FrameConnection): Promise<void> {
+    const error = await connection.closed;
+    if (this.#end !== null) return;
+    this.#isCut = true;
+    if (connection.endedByPeer && this.#process !== null) {
       const died = await orLate(this.#process.ended, EXPLAIN_MS, () => new Error('alive')).catch(() => null);
       if (died !== null) return;
     }
@@ -268,7 +273,7 @@ class Lifetime {
     this.#control = connection;
     this.#options.logger.debug({ workerPid: hello.pid, workerVersion: hello.version }, 'the vLLM worker is connected');
     connection.handTo((frame) => this.#onControl(frame));
-    void connection.closed.then((error) => this.#explainClose('control', error));
+    void this.#explainClose('control', connection);
   }
 
   #admitRank(connection: FrameConnection, hello: DataHello): void {
@@ -276,9 +281,7 @@ class Lifetime {
     const rank = new RankLink(connection, hello);
     this.#ranks.set(hello.rank, rank);
     connection.handTo((frame) => this.#onData(rank, frame));
-    void connection.closed.then((error) => {
-      if (this.#end === null) void this.#explainClose(`data (rank ${hello.rank})`, error);
-    });
+    void this.#explainClose(`data (rank ${hello.rank})`, connection);
     this.#tellReady();
   }
 
@@ -322,16 +325,24 @@ class Lifetime {
   }
 
   #refuse({ code, message }: { code: RefusalCode; message: string }): void {
+    if (code === 'ENGINE_FAILED' || code === 'OUT_OF_MEMORY') return void this.#explainFailure(code, message);
     const { ours, permanent } = REFUSALS[code];
     this.end({ cause: 'refused', error: new MuserError(ours, `vLLM: ${message}`), permanent });
   }
 
+  /** The engine is a process of its own: why it ended is in the log, not in what the worker has heard. */
+  async #explainFailure(code: 'ENGINE_FAILED' | 'OUT_OF_MEMORY', message: string): Promise<void> {
+    const last = await this.#process?.lastWords(`said: ${message}`, true);
+    if (last !== undefined) this.#explainDeath({ ...last, outOfMemory: last.outOfMemory || code === 'OUT_OF_MEMORY' });
+  }
+
   #tellReady(): void {
     const offer = this.#offer;
-    if (offer === null || this.#ranks.size < offer.ranks) return;
+    if (offer === null || this.#isCut || this.#ranks.size < offer.ranks) return;
     const ranks = [...this.#ranks.values()].sort((a, b) => a.rank - b.rank);
     // Only from here on: loading and compiling have the start's own limit.
     this.#watchdog.start();
+    this.#process?.guardLog();
     this.#isReady({ offer, ranks });
   }
 }
@@ -341,6 +352,4 @@ const REFUSALS = {
   MODEL_UNSUPPORTED: { ours: 'MODEL_UNSUPPORTED', permanent: true },
   LAYOUT_UNKNOWN: { ours: 'MODEL_UNSUPPORTED', permanent: true },
   SELF_TEST_FAILED: { ours: 'ENGINE_FAILED', permanent: false },
-  OUT_OF_MEMORY: { ours: 'OUT_OF_MEMORY', permanent: false },
-  ENGINE_FAILED: { ours: 'ENGINE_FAILED', permanent: false },
-} as const satisfies Record<RefusalCode, object>;
+} as const satisfies Record<Exclude<RefusalCode, 'ENGINE_FAILED' | 'OUT_OF_MEMORY'>, object>;

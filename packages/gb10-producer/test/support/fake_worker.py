@@ -1,9 +1,13 @@
 """A worker that speaks the frames of the bridge with rows that are a function of the prompt, and that fails as it is told to.
 
 Rows are those of pattern-backend.ts. What it is told is in its settings beside the real ones: `ranks`, and `fault`,
-"<what>:<when>", where the moments are start, ready, prefill, chunk, read.
+"<what>:<when>". Moments, in order: start (connected), weights, kv_cache, warm_up, idle (nothing to do), queued (a second
+prefill waits while one computes), prefill, chunk (the first one is announced), middle, last (computed, not said so), read,
+sending (in the midst of an answer), done. With `faultOnce`, a file, only the first worker that gets so far fails. With
+`family`, a file, every worker makes sure that nothing of those before it is alive.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -34,45 +38,107 @@ subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL, stdout=subprocess.D
 fault, _, moment = settings.get("fault", "").partition(":")
 
 
+def in_group(pid):
+    """Processes of that group that still have memory."""
+    for name in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{name}/stat") as file:
+                state, _, group = file.read().rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue
+        if group == str(pid) and state not in "ZX":
+            yield int(name)
+
+
+if settings.get("family"):
+    with open(settings["family"], "a+") as family:
+        family.seek(0)
+        if any(list(in_group(line.strip())) for line in family):
+            print("ERROR something of an earlier worker is alive", file=sys.stderr, flush=True)
+            family.write("overlap\n")
+        family.write(f"{os.getpid()}\n")
+
+
 def connect(path):
     link = socket.socket(socket.AF_UNIX)
     link.connect(path)
     return link
 
 
-def reach(now, link=None):
+def reach(now, *, prefill=b""):
+    """:param prefill: what of a frame is to be sent before the fault, which then happens in its midst"""
     if now != moment or (fault != "late" and settings.get("faultOnce") and os.path.exists(settings["faultOnce"])):
         return
     if settings.get("faultOnce"):
         open(settings["faultOnce"], "w").close()
-    if fault == "exit":
-        print("ERROR this is the end", file=sys.stderr, flush=True)
-        os._exit(3)
-    if fault == "oom":
-        print("torch.OutOfMemoryError: CUDA out of memory", file=sys.stderr, flush=True)
-        os._exit(1)
-    if fault == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if fault in ("stop", "late"):
-        os.kill(os.getpid(), signal.SIGSTOP)
-    if fault == "garbage":
-        (link or control.socket).sendall(os.urandom(4096))
-    if fault == "half":
-        (link or control.socket).sendall(frames.encode("chunk", CHUNK)[:20])
-        (link or control.socket).shutdown(socket.SHUT_RDWR)
-    if fault == "refuse":
-        control.send("refused", {"code": "MODEL_UNSUPPORTED", "message": "not this one"})
-        time.sleep(60)
+    if prefill:
+        ranks[0].lock.acquire()
+        ranks[0].socket.sendall(prefill)
+    what, _, where = fault.partition("-")
+    if what in SOCKET_FAULTS:
+        link = ranks[0] if where == "data" else control
+        with link.lock:
+            SOCKET_FAULTS[what](link.socket)
+    else:
+        FAULTS[what]()
 
 
-CHUNK = {"id": "x", "index": 0, "start": 0, "end": 1, "windowStart": 0}
+def say_and_exit(text, status):
+    print(text, file=sys.stderr, flush=True)
+    os._exit(status)
 
+
+def refuse(code):
+    for rank in globals().get("ranks", []):
+        rank.lock.acquire()
+    control.send("refused", {"code": code, "message": "not this one"})
+    time.sleep(60)
+
+
+def send_signal(number):
+    os.kill(os.getpid(), number)
+    # This thread may run on for a moment.
+    time.sleep(60)
+
+
+def cut(link):
+    link.sendall(frames.encode("milestone", {"name": "ready", "ms": 1})[:20])
+    link.shutdown(socket.SHUT_WR)
+
+
+def starve():
+    """Until the kernel kills: the cgroup of `starveIn` has little memory."""
+    with open(f"{settings['starveIn']}/cgroup.procs", "w") as file:
+        file.write(str(os.getpid()))
+    hoard = []
+    while True:
+        hoard.append(bytearray(os.urandom(1 << 20)))
+
+
+FAULTS = {
+    "exit": lambda: say_and_exit("ERROR this is the end", 3),
+    "oom": lambda: say_and_exit("torch.OutOfMemoryError: CUDA out of memory", 1),
+    "kill": lambda: send_signal(signal.SIGKILL),
+    "stop": lambda: send_signal(signal.SIGSTOP),
+    "late": lambda: send_signal(signal.SIGSTOP),
+    "refuse": lambda: refuse("MODEL_UNSUPPORTED"),
+    # As the real one when its engine, a process of its own, is gone.
+    "engine": lambda: refuse("ENGINE_FAILED"),
+    "engineoom": lambda: (print("torch.OutOfMemoryError: [1, 2]", file=sys.stderr, flush=True), refuse("ENGINE_FAILED")),
+    "starve": starve,
+}
+SOCKET_FAULTS = {
+    "garbage": lambda link: link.sendall(b"\xff" * 4 + os.urandom(4092)),
+    # One direction only, which is what an end of the stream looks like.
+    "cut": cut,
+    "half": lambda link: link.shutdown(socket.SHUT_WR),
+}
 
 class Link:
     def __init__(self, name, path):
         self.name = name
         self.socket = connect(path)
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
 
     def send(self, kind, header, payload=b""):
         with self.lock:
@@ -121,16 +187,20 @@ class Rank(Link):
             header = frame.header
             if frame.kind == "done":
                 prompts.pop(header["id"], None)
+                reach("done")
             if frame.kind != "read":
                 continue
-            reach("read", self.socket)
+            reach("read")
             prompt = prompts.get(header["id"])
             if prompt is None:
                 self.send("failed", {"read": header["read"], "code": "UNKNOWN"})
                 continue
             tokens = range(header["tokenStart"], header["tokenStart"] + header["tokenCount"])
             rows = [prompt.row(t, layer, kind, self.heads) for layer, kind in header["parts"] for t in tokens]
-            self.send("rows", {"read": header["read"]}, b"".join(rows))
+            answer = frames.encode("rows", {"read": header["read"]}, b"".join(rows))
+            reach("sending", prefill=answer[: len(answer) // 2])
+            with self.lock:
+                self.socket.sendall(answer)
 
 
 def compute(prompt):
@@ -151,11 +221,16 @@ def compute(prompt):
             rank.send("chunk", chunk)
         index += 1
         reach("chunk")
+        if 2 * end > prompt.rows:
+            reach("middle")
+    reach("last")
     control.send("finished", {"id": prompt.id, "ok": True, "promptTokens": prompt.rows + 1, "reusedTokens": 0, "preemptions": 0})
 
 
 def beat():
-    while True:
+    for count in itertools.count():
+        if count == 2:
+            reach("idle")
         control.send("heartbeat", {"steps": int(time.monotonic() * 1000), "runningRequests": len(prompts), "freeMemoryBytes": 1 << 40})
         time.sleep(0.1)
 
@@ -171,7 +246,10 @@ control = Link("control", settings["controlSocket"])
 control.send("hello", {"role": "control", "secret": settings["secret"], "pid": os.getpid(), "version": "0"})
 reach("start")
 control.send("milestone", {"name": "weights", "ms": 5})
+reach("weights")
 ranks = [Rank(number, *share) for number, share in enumerate(SHARES[settings.get("ranks", 1)])]
+reach("kv_cache")
+reach("warm_up")
 control.send(
     "ready",
     {
@@ -190,9 +268,10 @@ control.send(
     },
 )
 threading.Thread(target=beat, daemon=True).start()
-reach("ready")
 for frame in control.frames():
     if frame.kind == "prefill":
+        if prompts:
+            reach("queued")
         prompts[frame.header["id"]] = prompt = Prompt(frame.header, frame.payload)
         threading.Thread(target=compute, args=[prompt], daemon=True).start()
     elif frame.kind == "abort" and (prompt := prompts.get(frame.header["id"])):
