@@ -65,7 +65,7 @@ describe('the log of a worker that knows prompts', () => {
     `(EngineCore pid=7) ERROR 11-30 21:15:00 [core.py:11] token 40121`,
     `[40121, 17] ERROR 40121`,
     `(40121 pid=17) ERROR`,
-    `ERROR 40-12 40:12:17 [40121] x`,
+    `ERROR 40121-12 40:12:17 [40121] x`,
     'x40121y_17z ४०१२१',
     `  File "a", line 3, in f; token 40121`,
     `  File "[17]", line 9008, in [40121]`,

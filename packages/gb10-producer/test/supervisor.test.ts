@@ -1,17 +1,26 @@
 // Real child processes that die, hang and babble: requests fail at once, a new worker comes, but not for ever.
-import { existsSync } from 'node:fs';
-import { mkdtemp, rm } from 'node:fs/promises';
+import { accessSync, constants, existsSync } from 'node:fs';
+import { mkdtemp, rm, rmdir, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
-import type { MuserError } from '@muser/protocol';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 
-import type { PrefillRun } from '../src/backend/backend.js';
 import { VllmBackend, type VllmOptions } from '../src/backend/vllm.js';
+import { consume, ready, startRun as start } from './support/fake-runs.js';
 import { fakeOptions, openFake } from './support/fake-vllm.js';
-import { CountingBudget, promptTokens } from './support/rows.js';
 import { until } from './support/test-bed.js';
+
+const CGROUPS = '/sys/fs/cgroup/memory';
+
+function hasCgroups(): boolean {
+  try {
+    accessSync(join(CGROUPS, 'memory.limit_in_bytes'), constants.W_OK);
+    return true;
+  } catch {
+    return false;
+  }
+}
 
 let folder: string;
 let backend: VllmBackend | null;
@@ -48,31 +57,6 @@ async function open(settings: Record<string, unknown>, more: Partial<VllmOptions
 /** The fault happens once, in the first worker that gets so far. */
 const once = (): { faultOnce: string } => ({ faultOnce: join(folder, 'done') });
 
-function start(on: VllmBackend, seed = 1, length = 700, signal = new AbortController().signal): PrefillRun {
-  return on.prefill({
-    tokens: promptTokens(length, on.model.geometry.vocabularySize, seed),
-    heldTokens: 0,
-    chunkTokens: 0,
-    wireType: 'bf16',
-    cacheScope: 'test',
-    staging: new CountingBudget(1 << 30),
-    signal,
-  });
-}
-
-async function consume(run: PrefillRun): Promise<number> {
-  let end = 0;
-  for await (const chunk of run) {
-    const { start: tokenStart } = chunk;
-    const plan = { tokenStart, tokenCount: 1, parts: [{ layer: 2, kind: 'k' as const }], payloadBytes: 256 };
-    await chunk.readShard(plan, new Uint8Array(256)).finally(() => chunk.release());
-    ({ end } = chunk);
-  }
-  return end;
-}
-
-const ready = (on: VllmBackend): Promise<void> => until(() => on.health.state === 'ready' && on.workerPids.length > 0);
-
 describe('a worker that ends', () => {
   it('fails all of its requests at once, and who comes meanwhile is told that it restarts', async () => {
     const vllm = await open({ fault: 'kill:chunk', ...once() }, { restartPausesMs: [60_000] });
@@ -96,19 +80,40 @@ describe('a worker that ends', () => {
     await expect(consume(start(vllm, 4))).rejects.toMatchObject({ code: 'UNAVAILABLE' });
   });
 
-  it('twice during the same prompt is not given that prompt again', async () => {
-    const vllm = await open({ fault: 'exit:prefill' });
-    for (let round = 0; round < 2; round += 1) {
+  it.each(['exit:prefill', 'kill:middle', 'engine:middle', 'engineoom:middle', 'garbage-data:middle'])(
+    'twice during the same prompt (%s) is not given that prompt again',
+    async (fault) => {
+      const vllm = await open({ fault });
+      for (let round = 0; round < 2; round += 1) {
+        await ready(vllm);
+        await expect(consume(start(vllm, 7))).rejects.toMatchObject({
+          message: expect.stringContaining('the vLLM worker') as string,
+        });
+      }
       await ready(vllm);
       await expect(consume(start(vllm, 7))).rejects.toMatchObject({
-        message: expect.stringContaining('code 3') as string,
+        code: 'ENGINE_FAILED',
+        message: expect.stringContaining('not tried again') as string,
       });
+      expect(vllm.health.state).toBe('ready');
+    },
+  );
+
+  // As root, where the kernel still has memory cgroups of version 1.
+  it.skipIf(!hasCgroups())('by the kernel, for want of memory, is known for what it is', async () => {
+    const starveIn = await mkdtemp(`${CGROUPS}/muser-test-`);
+    await writeFile(join(starveIn, 'memory.limit_in_bytes'), '32M');
+    try {
+      const vllm = await open({ fault: 'starve:middle', starveIn, ...once() });
+      await expect(consume(start(vllm))).rejects.toMatchObject({
+        code: 'OUT_OF_MEMORY',
+        message: expect.stringContaining('ended by SIGKILL') as string,
+      });
+      await ready(vllm);
+      expect(await consume(start(vllm, 2))).toBe(699);
+    } finally {
+      await rmdir(starveIn);
     }
-    await ready(vllm);
-    await expect(consume(start(vllm, 7))).rejects.toMatchObject({
-      message: expect.stringContaining('not tried again') as string,
-    });
-    expect(vllm.health.state).toBe('ready');
   });
 });
 
@@ -124,7 +129,8 @@ describe('a start', () => {
     ['oom:start', {}, 'OUT_OF_MEMORY', /memory/],
     ['late:start', { startLimitMs: 700 }, 'DEADLINE_EXCEEDED', /not ready within 700 ms/],
     ['refuse:start', {}, 'MODEL_UNSUPPORTED', /not this one/],
-    ['garbage:start', {}, 'ENGINE_FAILED', /control/],
+    ['garbage-control:start', {}, 'ENGINE_FAILED', /control/],
+    ['engineoom:start', {}, 'OUT_OF_MEMORY', /ran out of memory/],
     ['', { python: '/nonexistent/python' }, 'ENGINE_FAILED', /cannot be started \(ENOENT\)/],
     ['', { args: ['-c', 'pass'] }, 'ENGINE_FAILED', /ended with code 0/],
   ];

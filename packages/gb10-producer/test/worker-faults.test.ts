@@ -94,7 +94,7 @@ async function meet({ vllm, settings }: Bed, fault: string, phase: string): Prom
   if (phase === 'idle') return [];
   const runs = phase === 'queued' ? [startRun(vllm, 1, 2000), startRun(vllm, 2)] : [startRun(vllm)];
   const outcomes = await Promise.allSettled(runs.map((run) => consume(run)));
-  return outcomes.map((outcome) => (outcome.status === 'rejected' ? outcome.reason : null));
+  return outcomes.map((outcome): unknown => (outcome.status === 'rejected' ? outcome.reason : null));
 }
 
 describe.concurrent('a worker', () => {
