@@ -109,8 +109,11 @@ void set_log_sink(const void* owner, LogSink sink) {
 LogCapture::LogCapture() : outer_(current_capture) { current_capture = this; }
 LogCapture::~LogCapture() { current_capture = outer_; }
 
-void LogCapture::add(const std::string& text) { last_ = text; }
+void LogCapture::add(const std::string& text) {
+  // The first one has the reason; those after it say what failed because of it.
+  if (first_.empty()) first_ = text;
+}
 
-std::string LogCapture::last_error(const std::string& fallback) const { return last_.empty() ? fallback : last_; }
+std::string LogCapture::first_error(const std::string& fallback) const { return first_.empty() ? fallback : first_; }
 
 }  // namespace muser

@@ -51,13 +51,13 @@ class LogCapture {
   LogCapture(const LogCapture&) = delete;
   LogCapture& operator=(const LogCapture&) = delete;
 
-  /// The last error, on one line; `fallback` when there was none.
-  std::string last_error(const std::string& fallback) const;
+  /// The first error, on one line; `fallback` when there was none.
+  std::string first_error(const std::string& fallback) const;
   void add(const std::string& text);
 
  private:
   LogCapture* outer_;
-  std::string last_;
+  std::string first_;
 };
 
 }  // namespace muser

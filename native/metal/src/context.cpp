@@ -45,8 +45,8 @@ uint64_t CachePlan::sequence_bytes(uint32_t tokens) const {
 Context::Context(std::shared_ptr<const Model> model, const EngineOptions& options, const std::atomic<bool>* abort)
     : model_(std::move(model)),
       options_(options),
-      plan_(model_->info().geometry, options),
-      geometry_(model_->info().geometry),
+      plan_(model_->info().cache.geometry, options),
+      geometry_(model_->info().cache.geometry),
       spare_(static_cast<llama_seq_id>(options.max_sequences)),
       abort_(abort) {
   const uint64_t available = memory_for_cache_bytes(model_->on_gpu());
@@ -83,10 +83,10 @@ void Context::rebuild() {
   LogCapture capture;
   context_.reset(llama_init_from_model(model_->llama(), parameters));
   if (!context_) {
-    throw EngineError(ErrorCode::OutOfMemory, capture.last_error("llama.cpp could not make a context") + " (cache: " +
+    throw EngineError(ErrorCode::OutOfMemory, capture.first_error("llama.cpp could not make a context") + " (cache: " +
                                                   std::to_string(plan_.cache_bytes()) + " bytes)");
   }
-  learn_form();
+  if (geometry_.known()) learn_form();
 }
 
 /// Writes a few rows with the spare id and reads how this build stores them.
@@ -104,7 +104,7 @@ void Context::decode(const llama_batch& batch) {
   LogCapture capture;
   const int32_t result = llama_decode(context_.get(), batch);
   if (result == 0) return;
-  broken("llama_decode failed with code " + std::to_string(result) + ": " + capture.last_error("no reason given"));
+  broken("llama_decode failed with code " + std::to_string(result) + ": " + capture.first_error("no reason given"));
 }
 
 const float* Context::logits(int32_t batch_index) const {
@@ -126,7 +126,7 @@ void Context::set_state(llama_seq_id sequence, const uint8_t* data, size_t size,
   const size_t read = llama_state_seq_set_data_ext(context_.get(), data, size, sequence, flags);
   if (read != size) {
     broken("llama.cpp took " + std::to_string(read) + " of " + std::to_string(size) +
-           " bytes of a sequence's state: " + capture.last_error("no reason given"));
+           " bytes of a sequence's state: " + capture.first_error("no reason given"));
   }
 }
 

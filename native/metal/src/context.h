@@ -31,8 +31,9 @@ class CachePlan {
   /// Tokens of one llama_decode call: a chunk and one decode step of every sequence are one micro-batch.
   uint32_t batch_tokens() const { return batch_tokens_; }
   uint32_t context_cells() const { return context_cells_; }
+  /// 0 for a cache of another kind than `geometry` can describe.
   uint64_t cache_bytes() const;
-  /// What a sequence of `tokens` tokens uses.
+  /// What a sequence of `tokens` tokens uses; 0 likewise.
   uint64_t sequence_bytes(uint32_t tokens) const;
 
  private:

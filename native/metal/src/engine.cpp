@@ -22,6 +22,12 @@ void require_room(const Sequence& sequence, uint32_t end) {
                                      std::to_string(sequence.reserved_tokens()));
 }
 
+/// llama.cpp has no way back to an earlier token of such a cache, and its state has no rows.
+void require_rows(const kv::Geometry& geometry, const char* what) {
+  if (geometry.known()) return;
+  refuse(ErrorCode::ModelUnsupported, std::string(what) + ": the cache of this model is not made of rows");
+}
+
 }  // namespace
 
 Stage::Stage(const kv::Geometry& geometry, const kv::StateForm& form, uint32_t start, uint32_t end,
@@ -54,7 +60,7 @@ void Stage::dispose() {
 Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options)
     : model_(std::move(model)),
       options_(options),
-      geometry_(model_->info().geometry),
+      geometry_(model_->info().cache.geometry),
       vocabulary_size_(model_->info().vocabulary_size),
       plan_(geometry_, options) {
   for (uint32_t id = 0; id < options.max_sequences; ++id) free_ids_.insert(static_cast<llama_seq_id>(id));
@@ -211,6 +217,7 @@ void Engine::immediate(const std::shared_ptr<Sequence>& sequence, ImmediateOpera
 
 std::shared_ptr<Stage> Engine::stage(const Sequence& sequence, uint32_t start, uint32_t end,
                                      uint32_t window_start) const {
+  require_rows(geometry_, "stage");
   require_room(sequence, end);
   return std::make_shared<Stage>(geometry_, form_, start, end, window_start);
 }
@@ -236,11 +243,12 @@ void Engine::install(const std::shared_ptr<Sequence>& sequence, std::shared_ptr<
 
 void Engine::export_range(const std::shared_ptr<Sequence>& sequence, uint32_t start, uint32_t end,
                           uint32_t window_start, Completion<std::shared_ptr<const kv::ExportView>> completion) {
+  require_rows(geometry_, "export");
   auto view = std::make_shared<std::shared_ptr<const kv::ExportView>>();
   immediate(
       sequence,
       [start, end, window_start, view](Context& context, Sequence& source) {
-        require(ErrorCode::Range, source.ledger_.can_export(start, end, window_start));
+        require(ErrorCode::RangeViolation, source.ledger_.can_export(start, end, window_start));
         *view = std::make_shared<const kv::ExportView>(context.geometry(), context.form(),
                                                        context.range_state(source.id(), start, end), start, end,
                                                        window_start);
@@ -254,10 +262,11 @@ void Engine::truncate(const std::shared_ptr<Sequence>& sequence, uint32_t positi
       [position](Context& context, Sequence& target) {
         kv::SequenceLedger& ledger = target.ledger_;
         if (position > ledger.position()) {
-          refuse(ErrorCode::Range, "the sequence ends at token " + std::to_string(ledger.position()) + ", before " +
+          refuse(ErrorCode::RangeViolation, "the sequence ends at token " + std::to_string(ledger.position()) + ", before " +
                                        std::to_string(position));
         }
         if (position == ledger.position()) return;
+        if (position > 0) require_rows(context.geometry(), "truncate");
         std::optional<kv::TokenRange> seen;
         // The ledger counts only on rows that no other sequence can take; the cache may hold more.
         if (!ledger.can_truncate(position).empty()) seen = context.window_rows_below(target.id(), position);
@@ -272,6 +281,7 @@ void Engine::truncate(const std::shared_ptr<Sequence>& sequence, uint32_t positi
 
 void Engine::fork(const std::shared_ptr<Sequence>& source, uint32_t reserve_tokens,
                   Completion<std::shared_ptr<Sequence>> completion) {
+  require_rows(geometry_, "fork");
   auto copy = open(reserve_tokens);
   auto failed = [this, copy, inner = completion.failed](const EngineError& error) {
     scheduler_->forget(*copy);

@@ -10,7 +10,7 @@ namespace {
 
 ErrorCode code_of(kv::KvErrorCode code) {
   switch (code) {
-    case kv::KvErrorCode::Range: return ErrorCode::Range;
+    case kv::KvErrorCode::Range: return ErrorCode::RangeViolation;
     case kv::KvErrorCode::ValueInvalid: return ErrorCode::ValueInvalid;
     case kv::KvErrorCode::StateForm: return ErrorCode::EngineFailed;
     case kv::KvErrorCode::Sequence: return ErrorCode::SequenceState;

@@ -13,7 +13,7 @@ enum class ErrorCode {
   ContextFull,
   OutOfMemory,
   SequenceState,
-  Range,
+  RangeViolation,
   ValueInvalid,
   InvalidArgument,
   EngineFailed,
@@ -27,7 +27,7 @@ constexpr const char* name_of(ErrorCode code) {
     case ErrorCode::ContextFull: return "CONTEXT_FULL";
     case ErrorCode::OutOfMemory: return "OUT_OF_MEMORY";
     case ErrorCode::SequenceState: return "SEQUENCE_STATE";
-    case ErrorCode::Range: return "RANGE";
+    case ErrorCode::RangeViolation: return "RANGE_VIOLATION";
     case ErrorCode::ValueInvalid: return "VALUE_INVALID";
     case ErrorCode::InvalidArgument: return "INVALID_ARGUMENT";
     case ErrorCode::EngineFailed: return "ENGINE_FAILED";

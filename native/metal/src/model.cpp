@@ -100,19 +100,22 @@ std::shared_ptr<const Model> load_weights(const ModelFile& file, const LoadReque
   parameters.progress_callback = report_progress;
   parameters.progress_callback_user_data = const_cast<LoadRequest*>(&request);
   LogCapture capture;
-  llama_model* model = llama_model_load_from_file(file.path.c_str(), parameters);
-  if (model == nullptr) {
+  std::unique_ptr<llama_model, decltype(&llama_model_free)> model(
+      llama_model_load_from_file(file.path.c_str(), parameters), llama_model_free);
+  if (!model) {
     if (request.cancelled != nullptr && request.cancelled->load()) {
       throw EngineError(ErrorCode::Cancelled, "loading was cancelled");
     }
-    throw EngineError(ErrorCode::ModelLoadFailed, capture.last_error("llama.cpp could not load the file"));
+    throw EngineError(ErrorCode::ModelLoadFailed, capture.first_error("llama.cpp could not load the file"));
   }
-  return std::make_shared<const Model>(model, file, parameters.n_gpu_layers > 0 && has_gpu());
+  CacheForm cache = find_cache_form(model.get());
+  return std::make_shared<const Model>(model.release(), file, std::move(cache),
+                                       parameters.n_gpu_layers > 0 && has_gpu());
 }
 
 }  // namespace
 
-Model::Model(llama_model* model, const ModelFile& file, bool on_gpu)
+Model::Model(llama_model* model, const ModelFile& file, CacheForm cache, bool on_gpu)
     : model_(model),
       vocab_(llama_model_get_vocab(model)),
       has_tokenizer_(llama_vocab_type(vocab_) != LLAMA_VOCAB_TYPE_NONE),
@@ -125,10 +128,7 @@ Model::Model(llama_model* model, const ModelFile& file, bool on_gpu)
   info_.parameters = llama_model_n_params(model);
   info_.trained_context_tokens = static_cast<uint32_t>(llama_model_n_ctx_train(model));
   info_.vocabulary_size = static_cast<uint32_t>(llama_vocab_n_tokens(vocab_));
-  info_.geometry = file.geometry;
-  info_.geometry.k_interleaved = llama_model_rope_type(model) == LLAMA_ROPE_TYPE_NORM;
-  info_.rope_base = file.rope_base;
-  info_.rope_on_window_layers_only = file.rope_on_window_layers_only;
+  info_.cache = std::move(cache);
   if (const char* text = llama_model_chat_template(model, nullptr)) info_.chat_template = text;
   info_.bos_token = present(llama_vocab_bos(vocab_));
   info_.eos_token = present(llama_vocab_eos(vocab_));
@@ -181,7 +181,7 @@ bool Model::is_end_of_generation(llama_token token) const {
 void Model::check_tokens(const char* what, const llama_token* tokens, size_t count) const {
   for (size_t i = 0; i < count; ++i) {
     if (tokens[i] < 0 || static_cast<uint32_t>(tokens[i]) >= info_.vocabulary_size) {
-      throw EngineError(ErrorCode::Range, std::string(what) + " " + std::to_string(i) +
+      throw EngineError(ErrorCode::RangeViolation, std::string(what) + " " + std::to_string(i) +
                                               " is outside the vocabulary of " + std::to_string(info_.vocabulary_size));
     }
   }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "cache_form.h"
 #include "llama.h"
 #include "model_file.h"
 
@@ -23,9 +24,7 @@ struct ModelInfo {
   uint64_t parameters = 0;
   uint32_t trained_context_tokens = 0;
   uint32_t vocabulary_size = 0;
-  kv::Geometry geometry;
-  float rope_base = 0;
-  bool rope_on_window_layers_only = false;
+  CacheForm cache;
   std::optional<std::string> chat_template;
   std::optional<llama_token> bos_token;
   std::optional<llama_token> eos_token;
@@ -38,7 +37,8 @@ struct ModelInfo {
 /// Loaded weights and their tokenizer. Immutable, safe from several threads.
 class Model {
  public:
-  Model(llama_model* model, const ModelFile& file, bool on_gpu);
+  /// Takes `model` over.
+  Model(llama_model* model, const ModelFile& file, CacheForm cache, bool on_gpu);
   ~Model();
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
@@ -49,10 +49,10 @@ class Model {
 
   /// Throws INVALID_ARGUMENT when the text is too long, MODEL_UNSUPPORTED when the model has no tokenizer.
   std::vector<llama_token> tokenize(const std::string& text, bool special) const;
-  /// Bytes of a token; those of control tokens only with `special`. Throws RANGE on an unknown id.
+  /// Bytes of a token; those of control tokens only with `special`. Throws RANGE_VIOLATION on an unknown id.
   std::string piece(llama_token token, bool special) const;
   bool is_end_of_generation(llama_token token) const;
-  /// Throws RANGE, with `what` and the place in the list, when a token is not in the vocabulary.
+  /// Throws RANGE_VIOLATION, with `what` and the place in the list, when a token is not in the vocabulary.
   void check_tokens(const char* what, const llama_token* tokens, size_t count) const;
 
  private:

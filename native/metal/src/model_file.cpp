@@ -6,7 +6,7 @@
 #include <fstream>
 #include <memory>
 #include <optional>
-#include <vector>
+#include <set>
 
 #include "backend.h"
 #include "error.h"
@@ -19,10 +19,10 @@ namespace {
 constexpr uint64_t kHeaderBytes = 24;  // magic, version, tensor count, key count
 constexpr uint64_t kMaxTensors = 1 << 20;
 constexpr uint64_t kMaxKeys = 1 << 20;
-constexpr uint32_t kMaxLayers = 256;
+constexpr uint64_t kMaxLayers = 512;  // LLAMA_MAX_LAYERS
+constexpr uint64_t kMaxExperts = 1024;
 
 [[noreturn]] void fail(const std::string& reason) { throw EngineError(ErrorCode::ModelLoadFailed, reason); }
-[[noreturn]] void unsupported(const std::string& reason) { throw EngineError(ErrorCode::ModelUnsupported, reason); }
 
 struct GgufDeleter {
   void operator()(gguf_context* context) const { gguf_free(context); }
@@ -60,7 +60,7 @@ Gguf open_gguf(const ModelFile& file) {
   LogCapture capture;
   gguf_init_params parameters{/*no_alloc=*/true, /*ctx=*/nullptr};
   Gguf gguf(gguf_init_from_file(file.path.c_str(), parameters));
-  if (!gguf) fail("truncated or damaged header: " + capture.last_error("llama.cpp cannot read it"));
+  if (!gguf) fail("truncated or damaged header: " + capture.first_error("llama.cpp cannot read it"));
   return gguf;
 }
 
@@ -78,56 +78,15 @@ void check_tensor_extents(const gguf_context* gguf, const ModelFile& file) {
   }
 }
 
-/// Scalar or array metadata of the model's architecture, as numbers.
+/// Whole numbers of the model's architecture.
 class Metadata {
  public:
   Metadata(const gguf_context* gguf, std::string prefix) : gguf_(gguf), prefix_(std::move(prefix)) {}
 
+  /// Null when it is missing, or given once a layer.
   std::optional<uint64_t> whole(const char* name) const {
     const int64_t id = find(name);
-    if (id < 0) return std::nullopt;
-    return whole_at(id, name);
-  }
-
-  std::optional<float> real(const char* name) const {
-    const int64_t id = find(name);
-    if (id < 0) return std::nullopt;
-    if (gguf_get_kv_type(gguf_, id) != GGUF_TYPE_FLOAT32) wrong_type(name);
-    return gguf_get_val_f32(gguf_, id);
-  }
-
-  /// One value a layer, from an array of flags.
-  std::optional<std::vector<bool>> flags(const char* name) const {
-    const int64_t id = find(name);
-    if (id < 0 || gguf_get_kv_type(gguf_, id) != GGUF_TYPE_ARRAY) return std::nullopt;
-    if (gguf_get_arr_type(gguf_, id) != GGUF_TYPE_BOOL) wrong_type(name);
-    const auto* values = static_cast<const int8_t*>(gguf_get_arr_data(gguf_, id));
-    return std::vector<bool>(values, values + gguf_get_arr_n(gguf_, id));
-  }
-
-  /// A number that may be given once or once a layer, as long as all layers have the same.
-  std::optional<uint64_t> uniform(const char* name) const {
-    const int64_t id = find(name);
-    if (id < 0) return std::nullopt;
-    if (gguf_get_kv_type(gguf_, id) != GGUF_TYPE_ARRAY) return whole_at(id, name);
-    const gguf_type type = gguf_get_arr_type(gguf_, id);
-    if (type != GGUF_TYPE_UINT32 && type != GGUF_TYPE_INT32) wrong_type(name);
-    const auto* values = static_cast<const uint32_t*>(gguf_get_arr_data(gguf_, id));
-    const size_t count = gguf_get_arr_n(gguf_, id);
-    for (size_t i = 0; i < count; ++i) {
-      if (values[i] != values[0]) unsupported(std::string(name) + " differs between layers");
-    }
-    return count == 0 ? std::nullopt : std::optional<uint64_t>(values[0]);
-  }
-
- private:
-  int64_t find(const char* name) const { return gguf_find_key(gguf_, (prefix_ + name).c_str()); }
-
-  [[noreturn]] void wrong_type(const char* name) const {
-    fail("damaged header: " + prefix_ + name + " has the wrong type");
-  }
-
-  uint64_t whole_at(int64_t id, const char* name) const {
+    if (id < 0 || gguf_get_kv_type(gguf_, id) == GGUF_TYPE_ARRAY) return std::nullopt;
     switch (gguf_get_kv_type(gguf_, id)) {
       case GGUF_TYPE_UINT8: return gguf_get_val_u8(gguf_, id);
       case GGUF_TYPE_UINT16: return gguf_get_val_u16(gguf_, id);
@@ -136,73 +95,65 @@ class Metadata {
       case GGUF_TYPE_INT32:
         if (gguf_get_val_i32(gguf_, id) >= 0) return static_cast<uint64_t>(gguf_get_val_i32(gguf_, id));
         [[fallthrough]];
-      default: wrong_type(name);
+      default: fail("damaged header: " + prefix_ + name + " has the wrong type");
     }
+  }
+
+  uint64_t required(const char* name) const {
+    if (find(name) < 0) fail("damaged header: " + prefix_ + name + " is missing");
+    return whole(name).value_or(0);
+  }
+
+  /// Checks a number that may be missing, given once, or given once a layer.
+  void bound(const char* name, uint64_t low, uint64_t high) const {
+    const int64_t id = find(name);
+    if (id < 0) return;
+    if (gguf_get_kv_type(gguf_, id) != GGUF_TYPE_ARRAY) return check(name, *whole(name), low, high);
+    const gguf_type type = gguf_get_arr_type(gguf_, id);
+    if (type != GGUF_TYPE_UINT32 && type != GGUF_TYPE_INT32) return;
+    const auto* values = static_cast<const uint32_t*>(gguf_get_arr_data(gguf_, id));
+    for (size_t i = 0; i < gguf_get_arr_n(gguf_, id); ++i) check(name, values[i], low, high);
+  }
+
+ private:
+  int64_t find(const char* name) const { return gguf_find_key(gguf_, (prefix_ + name).c_str()); }
+
+  void check(const char* name, uint64_t value, uint64_t low, uint64_t high) const {
+    if (value >= low && value <= high) return;
+    fail("damaged header: " + prefix_ + name + " is " + std::to_string(value) + ", not " + std::to_string(low) +
+         " to " + std::to_string(high));
   }
 
   const gguf_context* gguf_;
   std::string prefix_;
 };
 
-std::string text_of(const gguf_context* gguf, const char* key) {
-  const int64_t id = gguf_find_key(gguf, key);
+std::string text_of(const gguf_context* gguf, const std::string& key) {
+  const int64_t id = gguf_find_key(gguf, key.c_str());
   if (id < 0 || gguf_get_kv_type(gguf, id) != GGUF_TYPE_STRING) return {};
   return gguf_get_val_str(gguf, id);
 }
 
-uint32_t bounded(std::optional<uint64_t> value, const char* name, uint64_t low, uint64_t high) {
-  if (!value) fail(std::string("damaged header: ") + name + " is missing");
-  if (*value < low || *value > high) {
-    fail(std::string("damaged header: ") + name + " is " + std::to_string(*value) + ", not " + std::to_string(low) +
-         " to " + std::to_string(high));
-  }
-  return static_cast<uint32_t>(*value);
-}
-
-std::vector<kv::LayerKind> layer_kinds(const Metadata& metadata, uint32_t layers) {
-  constexpr const char* kPattern = "attention.sliding_window_pattern";
-  constexpr uint64_t kDefaultPeriod = 4;  // of llama.cpp, for this architecture
-  std::vector<kv::LayerKind> kinds(layers);
-  if (const auto flags = metadata.flags(kPattern)) {
-    if (flags->size() != layers) {
-      fail("damaged header: " + std::string(kPattern) + " has " + std::to_string(flags->size()) + " entries for " +
-           std::to_string(layers) + " layers");
-    }
-    for (uint32_t i = 0; i < layers; ++i) kinds[i] = (*flags)[i] ? kv::LayerKind::Window : kv::LayerKind::Global;
-    return kinds;
-  }
-  const uint64_t period = metadata.whole(kPattern).value_or(kDefaultPeriod);
-  for (uint32_t i = 0; i < layers; ++i) {
-    const bool window = period == 0 || i % period < period - 1;
-    kinds[i] = window ? kv::LayerKind::Window : kv::LayerKind::Global;
-  }
-  return kinds;
-}
-
-void read_geometry(const gguf_context* gguf, ModelFile& file) {
-  const Metadata metadata(gguf, file.architecture + ".");
-  const uint32_t layers = bounded(metadata.whole("block_count"), "block_count", 1, kMaxLayers);
-  const uint32_t heads = bounded(metadata.uniform("attention.head_count"), "attention.head_count", 1, 1024);
-  const uint32_t embedding = bounded(metadata.whole("embedding_length"), "embedding_length", 1, 1 << 20);
-  const uint64_t head_dim = metadata.whole("attention.key_length").value_or(embedding / heads);
-  if (metadata.whole("attention.value_length").value_or(embedding / heads) != head_dim) {
-    unsupported("K and V rows differ in length");
-  }
-  file.geometry.layers = layer_kinds(metadata, layers);
-  file.geometry.kv_heads =
-      bounded(metadata.uniform("attention.head_count_kv").value_or(heads), "attention.head_count_kv", 1, 1024);
-  file.geometry.head_dim = bounded(head_dim, "attention.key_length", 2, 1024);
-  if (file.geometry.has_window()) {
-    constexpr const char* kWindow = "attention.sliding_window";
-    file.geometry.window = bounded(metadata.whole(kWindow), kWindow, 1, 1 << 20);
-  }
-  const float base = metadata.real("rope.freq_base").value_or(10000.0F);
-  file.rope_base = metadata.real("rope.freq_base_swa").value_or(base);
-  file.rope_on_window_layers_only = true;  // of this architecture
-  try {
-    file.geometry.check();
-  } catch (const kv::KvError& error) {
-    unsupported(error.what());
+/// llama.cpp asserts these, or divides by them.
+void check_numbers(const gguf_context* gguf, const std::string& architecture) {
+  const Metadata metadata(gguf, architecture + ".");
+  metadata.required("block_count");
+  metadata.required("embedding_length");
+  metadata.bound("block_count", 1, kMaxLayers);
+  metadata.bound("embedding_length", 1, 1 << 20);
+  metadata.bound("attention.head_count", 0, 1024);
+  metadata.bound("attention.head_count_kv", 0, 1024);
+  metadata.bound("attention.key_length", 1, 4096);
+  metadata.bound("attention.value_length", 1, 4096);
+  metadata.bound("attention.sliding_window", 0, 1U << 31);
+  metadata.bound("nextn_predict_layers", 0, metadata.required("block_count"));
+  metadata.bound("rope.dimension_count", 0, metadata.whole("attention.key_length").value_or(4096));
+  metadata.bound("expert_count", 0, kMaxExperts);
+  const uint64_t experts = metadata.whole("expert_count").value_or(0);
+  metadata.bound("expert_used_count", experts == 0 ? 0 : 1, experts);
+  const std::string scaling = text_of(gguf, architecture + ".rope.scaling.type");
+  if (!std::set<std::string>{"", "none", "linear", "yarn", "longrope"}.contains(scaling)) {
+    fail("damaged header: RoPE is scaled in an unknown way (" + scaling.substr(0, 32) + ")");
   }
 }
 
@@ -235,15 +186,13 @@ void read_model_header(ModelFile& file) {
   file.architecture = text_of(gguf.get(), "general.architecture");
   file.name = text_of(gguf.get(), "general.name");
   if (file.architecture.empty()) fail("damaged header: general.architecture is missing");
-  if (file.architecture != "muse-glimmer") {
-    unsupported("architecture " + file.architecture + ", this engine knows muse-glimmer");
-  }
   const Metadata split(gguf.get(), "split.");
   if (split.whole("count").value_or(1) > 1) {
-    unsupported("a model in several files: join them with llama-gguf-split --merge");
+    throw EngineError(ErrorCode::ModelUnsupported,
+                      "a model in several files: join them with llama-gguf-split --merge");
   }
   check_tensor_extents(gguf.get(), file);
-  read_geometry(gguf.get(), file);
+  check_numbers(gguf.get(), file.architecture);
 }
 
 }  // namespace muser

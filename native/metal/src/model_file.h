@@ -3,8 +3,6 @@
 #include <cstdint>
 #include <string>
 
-#include "kv/geometry.h"
-
 namespace muser {
 
 /// What a GGUF file's header says, read before llama.cpp touches the file.
@@ -14,9 +12,6 @@ struct ModelFile {
   int64_t changed_ns = 0;
   std::string architecture;
   std::string name;
-  kv::Geometry geometry;  ///< `k_interleaved` is not known from the file
-  float rope_base = 0;
-  bool rope_on_window_layers_only = false;
 
   /// Same key = same weights.
   std::string key() const;
@@ -25,8 +20,8 @@ struct ModelFile {
 /// Canonical path, size and change time. Throws MODEL_LOAD_FAILED when it is not a readable, non-empty file.
 ModelFile find_model_file(const std::string& path);
 
-/// Fills the rest in. Throws MODEL_LOAD_FAILED (no GGUF file, truncated, damaged header), MODEL_UNSUPPORTED
-/// (another architecture, split files, a KV geometry that cannot be handed off).
+/// Fills the rest in, and keeps away from llama.cpp what its assertions would end the process for. Throws
+/// MODEL_LOAD_FAILED (no GGUF file, truncated, damaged header), MODEL_UNSUPPORTED (split files).
 void read_model_header(ModelFile& file);
 
 }  // namespace muser

@@ -11,7 +11,7 @@ Scheduler::Scheduler(Context& context, const Model& model, const EngineOptions& 
       model_(model),
       options_(options),
       counters_(counters),
-      batch_(CachePlan(model.info().geometry, options).batch_tokens()) {}
+      batch_(CachePlan(model.info().cache.geometry, options).batch_tokens()) {}
 
 void Scheduler::adopt(const std::shared_ptr<Sequence>& sequence) {
   if (std::find(sequences_.begin(), sequences_.end(), sequence) == sequences_.end()) sequences_.push_back(sequence);

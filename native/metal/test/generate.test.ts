@@ -219,8 +219,8 @@ describe('sampling', () => {
   it('refuses prompts without tokens and with unknown ones', async () => {
     await withSequence(10, async (sequence) => {
       expect(await codeOf(() => sequence.evaluate(new Int32Array(0)))).toBe('INVALID_ARGUMENT');
-      expect(await codeOf(() => sequence.evaluate(Int32Array.of(1, 5000)))).toBe('RANGE');
-      expect(await codeOf(() => sequence.evaluate(Uint32Array.of(2 ** 32 - 1)))).toBe('RANGE');
+      expect(await codeOf(() => sequence.evaluate(Int32Array.of(1, 5000)))).toBe('RANGE_VIOLATION');
+      expect(await codeOf(() => sequence.evaluate(Uint32Array.of(2 ** 32 - 1)))).toBe('RANGE_VIOLATION');
     });
   });
 

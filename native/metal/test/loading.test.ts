@@ -59,12 +59,11 @@ describe('files that are no model', () => {
     }
   });
 
-  it('another architecture is named as unsupported', async () => {
-    const other = Buffer.from(whole);
-    const at = other.indexOf('muse-glimmer');
-    other.write('other-archit', at, 'latin1');
+  it('an architecture that llama.cpp does not know is named', async () => {
+    const other = Buffer.from(whole.toString('latin1').replaceAll('muse-glimmer', 'other-archit'), 'latin1');
     const path = await fileOf('other.gguf', other);
-    await expect(loadModel(path)).rejects.toMatchObject({ code: 'MODEL_UNSUPPORTED' });
+    await expect(loadModel(path)).rejects.toThrow(/other-archit/);
+    await expect(loadModel(path)).rejects.toMatchObject({ code: 'MODEL_LOAD_FAILED' });
   });
 
   it('a header with flipped bytes never ends the process', async () => {
@@ -136,6 +135,7 @@ describe('loading', () => {
       architecture: 'muse-glimmer',
       vocabularySize: 4096,
       kPermuted: true,
+      localOnly: null,
       bosText: '<|begin_of_text|>',
       eotToken: 5,
       geometry: {

@@ -240,7 +240,7 @@ describe('truncating', () => {
     const sequence = open(6000);
     await sequence.evaluate(tokens);
     expect(await codeOf(() => sequence.truncate(3000))).toBe('SEQUENCE_STATE');
-    expect(await codeOf(() => sequence.truncate(6001))).toBe('RANGE');
+    expect(await codeOf(() => sequence.truncate(6001))).toBe('RANGE_VIOLATION');
     expect(sequence.position).toBe(6000);
     await sequence.truncate(6000);
     await cleanUp();
@@ -252,9 +252,9 @@ describe('the ledger', () => {
     const sequence = open(3000);
     const tokens = await textTokens(2000, 2);
     await sequence.evaluate(tokens);
-    expect(await codeOf(() => sequence.exportRange(0, 2001, { windowStart: 2001 }))).toBe('RANGE');
-    expect(await codeOf(() => sequence.exportRange(100, 50, { windowStart: 50 }))).toBe('RANGE');
-    expect(await codeOf(() => sequence.exportRange(0, 512, { windowStart: 0 }))).toBe('RANGE');
+    expect(await codeOf(() => sequence.exportRange(0, 2001, { windowStart: 2001 }))).toBe('RANGE_VIOLATION');
+    expect(await codeOf(() => sequence.exportRange(100, 50, { windowStart: 50 }))).toBe('RANGE_VIOLATION');
+    expect(await codeOf(() => sequence.exportRange(0, 512, { windowStart: 0 }))).toBe('RANGE_VIOLATION');
     (await sequence.exportRange(0, 512, { windowStart: 512 })).dispose();
     await cleanUp();
   });
@@ -269,7 +269,7 @@ describe('the ledger', () => {
     expect(await codeOf(() => target.install(stage))).toBe('SEQUENCE_STATE');
     for (const { layer, kind, tokenStart, tokenCount, bytes } of chunk.parts) {
       stage.put(layer, kind, tokenStart, tokenCount, 'f16', bytes);
-      expect(await codeOf(() => stage.put(layer, kind, tokenStart, tokenCount, 'f16', bytes))).toBe('RANGE');
+      expect(await codeOf(() => stage.put(layer, kind, tokenStart, tokenCount, 'f16', bytes))).toBe('RANGE_VIOLATION');
     }
     expect(stage.complete).toBe(true);
     expect(await codeOf(() => source.install(stage))).toBe('SEQUENCE_STATE');
@@ -287,9 +287,9 @@ describe('the ledger', () => {
     const bad = rows.slice();
     new DataView(bad.buffer).setUint16(500, 0x7e00, true);
     expect(await codeOf(() => stage.put(0, 'k', 0, 64, 'f16', bad))).toBe('VALUE_INVALID');
-    expect(await codeOf(() => stage.put(8, 'k', 0, 64, 'f16', rows))).toBe('RANGE');
-    expect(await codeOf(() => stage.put(0, 'k', 1, 64, 'f16', rows))).toBe('RANGE');
-    expect(await codeOf(() => stage.put(0, 'k', 0, 64, 'f16', rows.subarray(1)))).toBe('RANGE');
+    expect(await codeOf(() => stage.put(8, 'k', 0, 64, 'f16', rows))).toBe('RANGE_VIOLATION');
+    expect(await codeOf(() => stage.put(0, 'k', 1, 64, 'f16', rows))).toBe('RANGE_VIOLATION');
+    expect(await codeOf(() => stage.put(0, 'k', 0, 64, 'f16', rows.subarray(1)))).toBe('RANGE_VIOLATION');
     stage.put(0, 'k', 0, 64, 'f16', rows);
     expect(stage.complete).toBe(false);
     stage.dispose();

@@ -41,8 +41,8 @@ describe('tokenizer', () => {
   });
 
   it('refuses tokens outside the vocabulary', async () => {
-    expect(await codeOf(() => model.pieceBytes(4096))).toBe('RANGE');
+    expect(await codeOf(() => model.pieceBytes(4096))).toBe('RANGE_VIOLATION');
     expect(await codeOf(() => model.pieceBytes(-1))).toBe('INVALID_ARGUMENT');
-    expect(await codeOf(() => model.isEndOfGeneration(2 ** 31))).toBe('RANGE');
+    expect(await codeOf(() => model.isEndOfGeneration(2 ** 31))).toBe('RANGE_VIOLATION');
   });
 });

@@ -6,7 +6,7 @@ export type EngineErrorCode =
   | 'CONTEXT_FULL'
   | 'OUT_OF_MEMORY'
   | 'SEQUENCE_STATE'
-  | 'RANGE'
+  | 'RANGE_VIOLATION'
   | 'VALUE_INVALID'
   | 'INVALID_ARGUMENT'
   | 'ENGINE_FAILED'
@@ -19,7 +19,7 @@ const CODES: ReadonlySet<string> = new Set<EngineErrorCode>([
   'CONTEXT_FULL',
   'OUT_OF_MEMORY',
   'SEQUENCE_STATE',
-  'RANGE',
+  'RANGE_VIOLATION',
   'VALUE_INVALID',
   'INVALID_ARGUMENT',
   'ENGINE_FAILED',

@@ -1,6 +1,6 @@
 import { createHash } from 'node:crypto';
-import { callNative, EngineError, runTask } from './errors.js';
-import { loadAddon, type LayerKind, type NativeLoadOptions, type NativeModel } from './native.js';
+import { awaitNative, callNative, EngineError, runTask } from './errors.js';
+import { loadAddon, type LayerKind, type NativeLoadOptions, type NativeModel, type NativeTextPiece } from './native.js';
 
 export interface LoadModelOptions {
   /** Layers on the GPU; all of them by default where there is a GPU. */
@@ -20,6 +20,7 @@ export interface ModelInfo {
   trainedContextTokens: number;
   vocabularySize: number;
   geometry: {
+    /** Empty when llama.cpp keeps something else than K and V of every layer; then no rows can be exported. */
     layers: LayerKind[];
     kvHeads: number;
     headDimension: number;
@@ -30,6 +31,8 @@ export interface ModelInfo {
   };
   /** llama.cpp holds K interleaved (RoPE type NORM); the wire form is half-split. */
   kPermuted: boolean;
+  /** Why rows of this model cannot be handed over between machines; null when they can. */
+  localOnly: string | null;
   /** SHA-256 over every token's u32 little-endian length and bytes, in id order. */
   tokenizerSha256: Uint8Array;
   chatTemplate: string | null;
@@ -44,8 +47,9 @@ export interface ModelInfo {
 
 /**
  * Loads a GGUF file. A second load of the same file (same canonical path, size and change time) shares its weights.
- * Rejects with MODEL_LOAD_FAILED (missing, truncated, no GGUF), MODEL_UNSUPPORTED (another architecture or geometry),
- * OUT_OF_MEMORY or CANCELLED.
+ * Every architecture that llama.cpp decodes is taken; `info.localOnly` says which cannot be handed over.
+ * Rejects with MODEL_LOAD_FAILED (missing, truncated, no GGUF, unknown to llama.cpp), MODEL_UNSUPPORTED (an encoder, a
+ * model in several files), OUT_OF_MEMORY or CANCELLED.
  */
 export async function loadModel(path: string, options: LoadModelOptions = {}): Promise<Model> {
   if (typeof path !== 'string' || path === '' || path.includes('\0')) {
@@ -62,6 +66,12 @@ export async function loadModel(path: string, options: LoadModelOptions = {}): P
     addon.loadModel(native, onProgress === undefined ? null : guard(onProgress)),
   );
   return new Model(model);
+}
+
+export interface TextPiece {
+  text: string;
+  /** `<|eot|>` and its like become single tokens. */
+  special: boolean;
 }
 
 const nativeOf = new WeakMap<Model, NativeModel>();
@@ -91,6 +101,12 @@ export class Model {
   /** Token ids of `text`; never adds a beginning-of-text token. `special`: `<|eot|>` and its like become single tokens. */
   tokenize(text: string, options: { special: boolean }): Int32Array {
     return callNative('Model.tokenize', () => this.#native.tokenize(text, options.special));
+  }
+
+  /** As {@link tokenize} for the pieces of a prompt, on a thread of its own: long texts take milliseconds by the ten. */
+  tokenizePieces(pieces: readonly TextPiece[]): Promise<Int32Array[]> {
+    const native = pieces.map(({ text, special }) => ({ text, special }) satisfies NativeTextPiece);
+    return awaitNative('Model.tokenizePieces', () => this.#native.tokenizePieces(native));
   }
 
   /** The bytes that a token stands for; special tokens give their written form. */

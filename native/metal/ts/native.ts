@@ -69,6 +69,7 @@ export interface NativeModelInfo {
   vocabularySize: number;
   geometry: NativeGeometry;
   kPermuted: boolean;
+  localOnly: string | null;
   chatTemplate: string | null;
   bosToken: number | null;
   eosToken: number | null;
@@ -78,11 +79,17 @@ export interface NativeModelInfo {
   metadata: [key: string, value: string][];
 }
 
+export interface NativeTextPiece {
+  text: string;
+  special: boolean;
+}
+
 export interface NativeModel {
   info(): NativeModelInfo;
   /** Every token's u32 little-endian length and bytes, in id order. */
   vocabularyBytes(): Uint8Array;
   tokenize(text: string, special: boolean): Int32Array;
+  tokenizePieces(pieces: NativeTextPiece[]): Promise<Int32Array[]>;
   pieceBytes(token: number): Uint8Array;
   isEndOfGeneration(token: number): boolean;
   close(): void;

@@ -10,3 +10,8 @@ export {
 export { needleDocument, type NeedleDocument, type NeedleDocumentOptions } from './documents.js';
 export { FaultProxy, type ConnectionFaults, type FaultProxyOptions, type Faults } from './fault-proxy.js';
 export { Random } from './random.js';
+export { statesTable, type StatesCell } from './states-table.js';
+export { TinyModel, type TinyModelOptions } from './tiny-models/index.js';
+export { type TinyArchitecture } from './tiny-models/architectures.js';
+export { ggufFile, type GgufValue, type Tensor } from './tiny-models/gguf-file.js';
+export { tokenizerMetadata, VOCABULARY_SIZE } from './tiny-models/tokenizer.js';

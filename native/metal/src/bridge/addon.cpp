@@ -1,6 +1,7 @@
 // The addon's entry: NativeAddon of ts/native.ts.
 #include <napi.h>
 
+#include <optional>
 #include <utility>
 
 #include "backend.h"
@@ -17,15 +18,38 @@ void AddonData::shut_down() {
   if (std::exchange(closed, true)) return;
   mailbox->close();
   set_log_sink(this, nullptr);
-  for (LoadThread& load : loads) load.cancelled->store(true);
-  for (LoadThread& load : loads) {
-    if (load.thread.joinable()) load.thread.join();
+  for (BackgroundThread& work : background) work.cancelled->store(true);
+  for (BackgroundThread& work : background) {
+    if (work.thread.joinable()) work.thread.join();
   }
-  loads.clear();
+  background.clear();
   for (const auto& entry : engines) {
     if (const auto engine = entry.lock()) engine->stop_and_wait();
   }
   starting.clear();
+}
+
+void AddonData::run_in_background(uint64_t id, std::shared_ptr<std::atomic<bool>> cancelled,
+                                  std::function<Answer()> work) {
+  const auto entry = background.insert(background.end(), BackgroundThread{std::move(cancelled), {}});
+  entry->thread = std::thread([mailbox = mailbox, id, entry, work = std::move(work)] {
+    Answer answer;
+    std::optional<EngineError> failure;
+    try {
+      answer = work();
+    } catch (...) {
+      failure = current_error();
+    }
+    mailbox->post([entry](Napi::Env env) {
+      entry->thread.join();
+      of(env).background.erase(entry);
+    });
+    if (failure) {
+      mailbox->reject(id, *failure);
+    } else {
+      mailbox->resolve(id, std::move(answer));
+    }
+  });
 }
 
 namespace {

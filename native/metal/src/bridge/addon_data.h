@@ -3,6 +3,7 @@
 #include <napi.h>
 
 #include <atomic>
+#include <functional>
 #include <list>
 #include <memory>
 #include <thread>
@@ -14,8 +15,8 @@
 
 namespace muser::bridge {
 
-/// A model that is being loaded on a thread of its own.
-struct LoadThread {
+/// Work on a thread of its own: a model that is being loaded, a text that is being tokenized.
+struct BackgroundThread {
   std::shared_ptr<std::atomic<bool>> cancelled;
   std::thread thread;
 };
@@ -30,7 +31,7 @@ struct AddonData {
   Napi::FunctionReference export_class;
   std::vector<std::weak_ptr<Engine>> engines;
   std::unordered_map<uint64_t, std::shared_ptr<Engine>> starting;  ///< by the promise's number
-  std::list<LoadThread> loads;
+  std::list<BackgroundThread> background;
   Napi::FunctionReference log_sink;
   bool closed = false;
 
@@ -40,6 +41,11 @@ struct AddonData {
     std::erase_if(engines, [](const auto& entry) { return entry.expired(); });
     engines.push_back(engine);
   }
+
+  /// What a background thread has found, as JavaScript's thread makes a value of it.
+  using Answer = std::function<Napi::Value(Napi::Env)>;
+  /// Runs `work` on a thread of its own; what it gives or throws settles promise `id`.
+  void run_in_background(uint64_t id, std::shared_ptr<std::atomic<bool>> cancelled, std::function<Answer()> work);
 
   /// Ends every thread. Nothing of them may run while the process's libraries go away. A second call does nothing.
   void shut_down();

@@ -74,7 +74,7 @@ Napi::Value ExportObject::read(const Napi::CallbackInfo& info) {
     if (!view_) throw EngineError(ErrorCode::SequenceState, "the export is disposed");
     const Bytes target = to_bytes(info[4], "target");
     const uint32_t offset = to_uint32(info[5], "targetOffset");
-    if (offset > target.size) throw EngineError(ErrorCode::Range, "targetOffset is beyond the target's end");
+    if (offset > target.size) throw EngineError(ErrorCode::RangeViolation, "targetOffset is beyond the target's end");
     const size_t written =
         view_->read(to_uint32(info[0], "layer"), to_kind(info[1], "kind"), to_uint32(info[2], "tokenStart"),
                     to_uint32(info[3], "tokenCount"), target.data + offset, target.size - offset);

@@ -6,18 +6,25 @@ namespace muser::bridge {
 namespace {
 
 Napi::Object geometry_of(Napi::Env env, const ModelInfo& info) {
-  Napi::Array layers = Napi::Array::New(env, info.geometry.layers.size());
-  for (uint32_t i = 0; i < info.geometry.layers.size(); ++i) {
-    layers.Set(i, info.geometry.layers[i] == kv::LayerKind::Window ? "window" : "global");
+  const kv::Geometry& cache = info.cache.geometry;
+  Napi::Array layers = Napi::Array::New(env, cache.layers.size());
+  for (uint32_t i = 0; i < cache.layers.size(); ++i) {
+    layers.Set(i, cache.layers[i] == kv::LayerKind::Window ? "window" : "global");
   }
   Napi::Object geometry = Napi::Object::New(env);
   geometry.Set("layers", layers);
-  geometry.Set("kvHeads", info.geometry.kv_heads);
-  geometry.Set("headDimension", info.geometry.head_dim);
-  geometry.Set("windowTokens", info.geometry.window);
-  geometry.Set("ropeBase", info.rope_base);
-  geometry.Set("ropeLayers", info.rope_on_window_layers_only ? "window" : "all");
+  geometry.Set("kvHeads", cache.kv_heads);
+  geometry.Set("headDimension", cache.head_dim);
+  geometry.Set("windowTokens", cache.window);
+  geometry.Set("ropeBase", info.cache.rope_base);
+  geometry.Set("ropeLayers", info.cache.rope_on_window_layers_only ? "window" : "all");
   return geometry;
+}
+
+Napi::Int32Array int32_array(Napi::Env env, const std::vector<llama_token>& tokens) {
+  Napi::Int32Array array = Napi::Int32Array::New(env, tokens.size());
+  std::copy(tokens.begin(), tokens.end(), array.Data());
+  return array;
 }
 
 Napi::Array metadata_of(Napi::Env env, const ModelInfo& info) {
@@ -39,6 +46,7 @@ Napi::Function ModelObject::define(Napi::Env env) {
                          InstanceMethod<&ModelObject::info>("info"),
                          InstanceMethod<&ModelObject::vocabulary_bytes>("vocabularyBytes"),
                          InstanceMethod<&ModelObject::tokenize>("tokenize"),
+                         InstanceMethod<&ModelObject::tokenize_pieces>("tokenizePieces"),
                          InstanceMethod<&ModelObject::piece_bytes>("pieceBytes"),
                          InstanceMethod<&ModelObject::is_end_of_generation>("isEndOfGeneration"),
                          InstanceMethod<&ModelObject::close>("close"),
@@ -71,26 +79,10 @@ Napi::Value ModelObject::load(const Napi::CallbackInfo& info) {
     const auto cancelled = std::make_shared<std::atomic<bool>>(false);
     request.cancelled = cancelled.get();
 
-    const auto entry = data.loads.insert(data.loads.end(), LoadThread{cancelled, {}});
-    entry->thread = std::thread([mailbox, id, request, cancelled, entry] {
-      std::shared_ptr<const Model> model;
-      std::optional<EngineError> failure;
-      try {
-        model = load_model(request);
-      } catch (...) {
-        failure = current_error();
-      }
-      mailbox->post([entry](Napi::Env env) {
-        entry->thread.join();
-        AddonData::of(env).loads.erase(entry);
-      });
-      if (failure) {
-        mailbox->reject(id, *failure);
-      } else {
-        mailbox->resolve(id, [model](Napi::Env env) {
-          return construct<Payload>(env, AddonData::of(env).model_class, model);
-        });
-      }
+    data.run_in_background(id, cancelled, [request, cancelled]() -> AddonData::Answer {
+      return [model = load_model(request)](Napi::Env env) -> Napi::Value {
+        return construct<Payload>(env, AddonData::of(env).model_class, model);
+      };
     });
     return task(env, promise, [cancelled] { cancelled->store(true); });
   });
@@ -110,7 +102,10 @@ Napi::Value ModelObject::info(const Napi::CallbackInfo& call) {
     object.Set("trainedContextTokens", info.trained_context_tokens);
     object.Set("vocabularySize", info.vocabulary_size);
     object.Set("geometry", geometry_of(env, info));
-    object.Set("kPermuted", info.geometry.k_interleaved);
+    object.Set("kPermuted", info.cache.geometry.k_interleaved);
+    object.Set("localOnly", info.cache.local_only.empty()
+                                ? env.Null()
+                                : Napi::String::New(env, info.cache.local_only).As<Napi::Value>());
     object.Set("chatTemplate", info.chat_template ? Napi::String::New(env, *info.chat_template).As<Napi::Value>()
                                                   : env.Null());
     object.Set("bosToken", number_or_null(env, info.bos_token));
@@ -140,10 +135,39 @@ Napi::Value ModelObject::vocabulary_bytes(const Napi::CallbackInfo& info) {
 Napi::Value ModelObject::tokenize(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   return guard(env, [&]() -> Napi::Value {
-    const auto tokens = model()->tokenize(to_string(info[0], "text"), to_bool(info[1], "special"));
-    Napi::Int32Array array = Napi::Int32Array::New(env, tokens.size());
-    std::copy(tokens.begin(), tokens.end(), array.Data());
-    return array;
+    return int32_array(env, model()->tokenize(to_string(info[0], "text"), to_bool(info[1], "special")));
+  });
+}
+
+Napi::Value ModelObject::tokenize_pieces(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  return guard(env, [&]() -> Napi::Value {
+    AddonData& data = AddonData::of(env);
+    data.require_open();
+    const Napi::Object list = to_object(info[0], "pieces");
+    if (!list.IsArray()) throw EngineError(ErrorCode::InvalidArgument, "pieces is not an array");
+    std::vector<std::pair<std::string, bool>> pieces;
+    for (uint32_t i = 0; i < list.As<Napi::Array>().Length(); ++i) {
+      const Napi::Object piece = to_object(list.Get(i), "pieces");
+      pieces.emplace_back(to_string(piece.Get("text"), "pieces.text"), to_bool(piece.Get("special"), "pieces.special"));
+    }
+    auto pending = std::make_unique<Pending>(env);
+    const Napi::Promise promise = pending->deferred.Promise();
+    const uint64_t id = data.mailbox->begin(env, std::move(pending));
+    const auto cancelled = std::make_shared<std::atomic<bool>>(false);
+    data.run_in_background(id, cancelled, [model = model(), pieces = std::move(pieces), cancelled]() -> AddonData::Answer {
+      std::vector<std::vector<llama_token>> found;
+      for (const auto& [text, special] : pieces) {
+        if (cancelled->load()) throw EngineError(ErrorCode::Cancelled, "the process is ending");
+        found.push_back(model->tokenize(text, special));
+      }
+      return [found = std::move(found)](Napi::Env env) -> Napi::Value {
+        Napi::Array arrays = Napi::Array::New(env, found.size());
+        for (uint32_t i = 0; i < found.size(); ++i) arrays.Set(i, int32_array(env, found[i]));
+        return arrays;
+      };
+    });
+    return promise;
   });
 }
 

@@ -27,6 +27,7 @@ class ModelObject : public Napi::ObjectWrap<ModelObject> {
   Napi::Value info(const Napi::CallbackInfo& info);
   Napi::Value vocabulary_bytes(const Napi::CallbackInfo& info);
   Napi::Value tokenize(const Napi::CallbackInfo& info);
+  Napi::Value tokenize_pieces(const Napi::CallbackInfo& info);
   Napi::Value piece_bytes(const Napi::CallbackInfo& info);
   Napi::Value is_end_of_generation(const Napi::CallbackInfo& info);
   Napi::Value close(const Napi::CallbackInfo& info);

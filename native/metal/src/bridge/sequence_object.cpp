@@ -260,6 +260,8 @@ Napi::Value SequenceObject::dispose(const Napi::CallbackInfo& info) {
     return start_immediate(info, nullptr, [&](Mailbox& mailbox, uint64_t id) {
       engine().dispose(payload_.sequence, mailbox.completion(id));
       disposed_ = true;
+      // Nothing asks for it any more, and this object may wait long for the garbage collector.
+      payload_.model.reset();
     });
   });
 }

@@ -27,7 +27,8 @@ struct TokenRange {
 /// "[start, end)", for messages.
 std::string to_string(TokenRange range);
 
-/// What a model's KV looks like. `kv_heads` and `head_dim` hold for K and V of every layer.
+/// What a model's KV looks like. `kv_heads` and `head_dim` hold for K and V of every layer. Without layers it stands for
+/// a cache of another kind, of which no row can be taken out or put in.
 struct Geometry {
   std::vector<LayerKind> layers;
   uint32_t kv_heads = 0;
@@ -39,6 +40,7 @@ struct Geometry {
   size_t row_elements() const { return static_cast<size_t>(kv_heads) * head_dim; }
   /// Bytes of one row on the wire (f16 and bf16 take the same).
   size_t wire_row_bytes() const { return row_elements() * 2; }
+  bool known() const { return !layers.empty(); }
   size_t layers_of(LayerKind kind) const;
   bool has_window() const { return layers_of(LayerKind::Window) > 0; }
 

@@ -9,7 +9,7 @@ const CODES: Readonly<Record<EngineErrorCode, ErrorCode>> = {
   CONTEXT_FULL: 'CONTEXT_FULL',
   OUT_OF_MEMORY: 'OUT_OF_MEMORY',
   SEQUENCE_STATE: 'SEQUENCE_STATE',
-  RANGE: 'RANGE_VIOLATION',
+  RANGE_VIOLATION: 'RANGE_VIOLATION',
   VALUE_INVALID: 'VALUE_INVALID',
   // The API has checked every value by then, so a refused argument is a fault of ours.
   INVALID_ARGUMENT: 'INTERNAL',

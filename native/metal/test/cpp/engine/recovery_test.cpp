@@ -20,7 +20,7 @@ class Recovery : public ::testing::Test {
   static void TearDownTestSuite() { model.reset(); }
 
   std::shared_ptr<Sequence> sequence(llama_seq_id id) {
-    return std::make_shared<Sequence>(id, 512, model->info().geometry);
+    return std::make_shared<Sequence>(id, 512, model->info().cache.geometry);
   }
 
   /// The code that the operation ends with; empty = it ended well.
@@ -108,9 +108,9 @@ TEST_F(Recovery, AnErrorOfOneOperationLeavesTheOthersAlone) {
   const auto first = sequence(0);
   const auto second = sequence(1);
   run(second, 10);
-  const auto refused = immediate(first, [](Context&, Sequence&) { throw EngineError(ErrorCode::Range, "no"); });
+  const auto refused = immediate(first, [](Context&, Sequence&) { throw EngineError(ErrorCode::RangeViolation, "no"); });
   settle();
-  EXPECT_EQ(*refused, "RANGE");
+  EXPECT_EQ(*refused, "RANGE_VIOLATION");
   EXPECT_EQ(second->position(), 10U);
 }
 
