@@ -2,7 +2,7 @@
 """Checks muser_vllm with real vLLM on a GPU (or, with --cpu, on the CPU), configuration by configuration.
 
 usage: PYTHONPATH=site:packages/gb10-producer/python python3 bench/gpu/check_gpu.py --model DIR --out DIR
-       [--cpu] [--only NAME] [--reference DIR] [--total SECONDS]
+       [--cpu] [--only NAME] [--reference DIR] [--total SECONDS] [--scale [--layers N]]
 
 See README.md beside it.
 """
@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from report import text_of
+
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parents[1] / "packages" / "gb10-producer" / "python"
 _LOG_BYTES = 200_000
@@ -33,12 +35,14 @@ _LEAST_SECONDS = 20
 
 @dataclass(frozen=True)
 class Configuration:
-    """:ivar backend: None for vLLM's choice; :ivar share: of the total time, against the others' shares"""
+    """:ivar backend: None for vLLM's choice; :ivar share: of the total time, against the others' shares
+    :ivar chunk: for the large model: tokens of a step"""
 
     name: str
     eager: bool
     backend: str | None
     share: float
+    chunk: int | None = None
 
 
 ON_GPU = [
@@ -47,6 +51,10 @@ ON_GPU = [
     Configuration("eager-flash", True, "FLASH_ATTN", 1.1),
 ]
 ON_CPU = [Configuration("cpu", True, None, 1)]
+LARGE_ON_GPU = [Configuration("large-2048", True, None, 1, 2048), Configuration("large-1024", True, None, 1, 1024)]
+LARGE_ON_CPU = [Configuration("large-cpu", True, None, 1, 256)]
+_LAYERS_ON_GPU = 52
+_LAYERS_ON_CPU = 8
 
 
 def main() -> int:
@@ -59,7 +67,11 @@ def main() -> int:
     # Sockets lie in here: their paths must be short.
     work = Path(tempfile.mkdtemp(prefix="muser-gpu-"))
     ends_at = time.monotonic() + arguments.total
-    configurations = ON_CPU if arguments.cpu else ON_GPU
+    if arguments.scale:
+        configurations = LARGE_ON_CPU if arguments.cpu else LARGE_ON_GPU
+        arguments.model = _large_model(arguments, work)
+    else:
+        configurations = ON_CPU if arguments.cpu else ON_GPU
     chosen = [c for c in configurations if arguments.only in (None, c.name)]
     result: dict[str, Any] = {"machine": _machine(), "totalSeconds": arguments.total, "configurations": []}
     try:
@@ -75,7 +87,7 @@ def main() -> int:
         _write(out, result)
         _keep_logs(work, out)
         shutil.rmtree(work, ignore_errors=True)
-    _print_table(result)
+    print("\n" + text_of(result))
     return 0 if all(entry["status"] == "passed" for entry in result["configurations"]) else 1
 
 
@@ -86,6 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cpu", action="store_true", help="one configuration on the CPU, with smaller sizes")
     parser.add_argument("--only", metavar="NAME", help="one configuration")
     parser.add_argument("--reference", type=Path, help="folder with the export of a CPU run, to compare with")
+    parser.add_argument("--scale", action="store_true", help="speed with a large model of random weights instead")
+    parser.add_argument("--layers", type=int, help=f"of the large model, a multiple of 4 (default {_LAYERS_ON_GPU})")
     parser.add_argument("--total", type=float, default=480, help="seconds for everything (default 480)")
     parser.add_argument("--child", metavar="NAME", help=argparse.SUPPRESS)
     parser.add_argument("--logs", type=Path, help=argparse.SUPPRESS)
@@ -95,7 +109,8 @@ def _parser() -> argparse.ArgumentParser:
 def _run_child(arguments: argparse.Namespace) -> None:
     from checks import Request, run_checks  # noqa: PLC0415 - imports PyTorch
 
-    configuration = next(c for c in ON_CPU + ON_GPU if c.name == arguments.child)
+    every = ON_CPU + ON_GPU + LARGE_ON_CPU + LARGE_ON_GPU
+    configuration = next(c for c in every if c.name == arguments.child)
     request = Request(
         name=configuration.name,
         cpu=arguments.cpu,
@@ -105,8 +120,19 @@ def _run_child(arguments: argparse.Namespace) -> None:
         out=arguments.out.resolve(),
         logs=arguments.logs,
         reference=arguments.reference,
+        large=configuration.chunk is not None,
+        chunk=configuration.chunk,
     )
     run_checks(request, lambda result: print(json.dumps(result), flush=True))
+
+
+def _large_model(arguments: argparse.Namespace, work: Path) -> Path:
+    from large_model import LARGE, SMALL, write_model  # noqa: PLC0415 - beside this file
+
+    target = work / "model"
+    layers = arguments.layers or (_LAYERS_ON_CPU if arguments.cpu else _LAYERS_ON_GPU)
+    write_model(arguments.model, target, SMALL if arguments.cpu else LARGE, layers)
+    return target
 
 
 def _run_configuration(
@@ -203,28 +229,6 @@ def _keep_logs(work: Path, out: Path) -> None:
         for path in sorted(work.glob("*.log")):
             text = path.read_bytes()[-_LOG_BYTES:].decode("utf-8", "replace")
             kept.write(f"==== {path.stem}\n{text}\n")
-
-
-def _print_table(result: dict[str, Any]) -> None:
-    print("\n" + " ".join(f"{name} {value}" for name, value in result["machine"].items() if value is not None))
-    for entry in result["configurations"]:
-        print(f"\n{entry['name']}: {entry['status']}, {entry.get('seconds', 0)} s")
-        for check in entry["checks"]:
-            print(f"  {check['check']:<12} {'ok' if check['passed'] else 'FAILED':<7} {_short(check)}")
-
-
-def _short(check: dict[str, Any]) -> str:
-    if not check["passed"]:
-        return str(check["error"]).splitlines()[0][:200]
-    figures = check["figures"]
-    if check["check"] == "speed":
-        return "; ".join(
-            f"{name}: on {figures[name]['onTokensPerSecond']}, off {figures[name]['offTokensPerSecond']} tokens/s, "
-            f"ratio {figures[name]['ratio']}, chunk to last byte {figures[name]['chunkEndToLastByteMs']} ms"
-            for name in ("one", "four")
-        )
-    plain = {name: value for name, value in figures.items() if not isinstance(value, dict | list)}
-    return ", ".join(f"{name} {value}" for name, value in plain.items())
 
 
 if __name__ == "__main__":

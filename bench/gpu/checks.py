@@ -6,11 +6,12 @@ import contextlib
 import json
 import os
 import statistics
+import sys
 import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class Sizes:
 
     :ivar long: prompt that is aborted; the small cache holds little more than one of them
     :ivar turns: length of the prompts that preempt each other
+    :ivar rounds: that are measured, of one prompt and of several at once
     """
 
     chunk: int
@@ -44,20 +46,28 @@ class Sizes:
     turns: int
     aborts: int
     speed: int
-    rounds: int
+    rounds: tuple[int, int]
     patience: float
     starts_at_once: int
     threads: int | None
 
 
-ON_GPU = Sizes(2048, 16, 1024 * _MIB, 16_000, 8000, 10, 8000, 12, 60, 3, None)
-ON_CPU = Sizes(512, 128, 256 * _MIB, 4000, 2300, 3, 1200, 2, 240, 2, 1)
+ON_GPU = Sizes(2048, 16, 1024 * _MIB, 16_000, 15_000, 10, 8000, (12, 12), 60, 3, None)
+ON_CPU = Sizes(512, 128, 256 * _MIB, 4000, 2300, 3, 1200, (2, 2), 240, 2, 1)
+# Rounds are long here: four prompts of 8,192 tokens take seconds.
+LARGE_ON_GPU = Sizes(2048, 16, 4096 * _MIB, 16_000, 0, 0, 8192, (8, 4), 90, 3, None)
+LARGE_ON_CPU = Sizes(512, 128, 256 * _MIB, 4000, 0, 0, 1200, (1, 1), 240, 2, 1)
 _WARM_UP_ROUNDS = 2
+_PREEMPTION_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
 class Request:
-    """What check_gpu.py wants: a configuration, where the model is and where files go."""
+    """What check_gpu.py wants: a configuration, where the model is and where files go.
+
+    :ivar large: the model has random weights: only what does not depend on what it has learnt is checked
+    :ivar chunk: None for the machine's usual one
+    """
 
     name: str
     cpu: bool
@@ -67,6 +77,16 @@ class Request:
     out: Path
     logs: Path
     reference: Path | None
+    large: bool
+    chunk: int | None
+
+
+def _sizes_for(request: Request) -> Sizes:
+    if request.large:
+        sizes = LARGE_ON_CPU if request.cpu else LARGE_ON_GPU
+    else:
+        sizes = ON_CPU if request.cpu else ON_GPU
+    return sizes if request.chunk is None else replace(sizes, chunk=request.chunk)
 
 
 @dataclass
@@ -81,9 +101,14 @@ class Run:
     stops: list[Callable[[], Any]] = field(default_factory=list)
 
     def start(self) -> None:
-        self._main = self.pool.submit(self._start_peer, "worker", None, self._settings())
+        script = "random_worker.py" if self.request.large else None
+        self._main = self.pool.submit(self._start_peer, "worker", script, self._settings())
         self._plain = self.pool.submit(self._start_plain)
-        self._small = self.pool.submit(self._start_peer, "constrained", "constrained_worker.py", self._small_settings())
+        self.engines: list[Future[Any]] = [self._main, self._plain]
+        if not self.request.large:
+            settings = self._small_settings()
+            self._small = self.pool.submit(self._start_peer, "constrained", "constrained_worker.py", settings)
+            self.engines.append(self._small)
 
     @property
     def main(self) -> ProducerPeer:
@@ -96,10 +121,6 @@ class Run:
     @property
     def plain(self) -> PlainEngine:
         return self._plain.result()
-
-    @property
-    def engines(self) -> list[Future[Any]]:
-        return [self._main, self._plain, self._small]
 
     @property
     def staging_file(self) -> Path:
@@ -115,7 +136,7 @@ class Run:
             "kvCacheBytes": sizes.kv_bytes,
             "attentionBackend": self.request.backend,
             "enforceEager": self.request.eager,
-            # Three engines share the GPU; vLLM refuses to start when less than this part of it is free.
+            # Several engines share the GPU; vLLM refuses to start when less than this part of it is free.
             "gpuMemoryUtilization": None if self.request.cpu else 0.1,
             "threads": sizes.threads,
         }
@@ -145,7 +166,8 @@ class Run:
     def _start_plain(self) -> PlainEngine:
         settings = {**self._settings(), "controlSocket": "-", "dataSocket": "-", "secret": "-", "stagingBytes": None}
         settings |= {"leaseMs": 30_000, "tensorParallel": 1, "pipelineParallel": 1}
-        plain = PlainEngine(self.request.logs, f"{self.request.name}-without-connector", settings)
+        options = ["--random-weights"] * self.request.large
+        plain = PlainEngine(self.request.logs, f"{self.request.name}-without-connector", settings, *options)
         self.stops.append(plain.stop)
         plain.wait_ready()
         return plain
@@ -237,11 +259,14 @@ def check_prefix_cache(run: Run) -> Figures:
 
 def check_preemption(run: Run) -> Figures:
     """Several prefills outgrow a small cache; rows are those of a run without preemption."""
-    model = run.request.model
-    prompts = [needle_prompt(model, run.sizes.turns, 200 + i).tokens for i in range(_CONCURRENT)]
-    transfers = [run.small.prefill(tokens, f"turn{i}") for i, tokens in enumerate(prompts)]
-    run.small.read_all(transfers)
-    preemptions = sum(transfer.finished["preemptions"] for transfer in transfers)
+    for attempt in range(_PREEMPTION_ATTEMPTS):
+        seeds = range(200 + attempt * _CONCURRENT, 200 + (attempt + 1) * _CONCURRENT)
+        prompts = [needle_prompt(run.request.model, run.sizes.turns, seed).tokens for seed in seeds]
+        transfers = [run.small.prefill(tokens, f"turn{seed}") for seed, tokens in zip(seeds, prompts, strict=True)]
+        run.small.read_all(transfers)
+        preemptions = sum(transfer.finished["preemptions"] for transfer in transfers)
+        if preemptions > 0:
+            break
     _require(preemptions > 0, "nothing was preempted: the cache is too large for this check")
     found = []
     for i, (tokens, transfer) in enumerate(zip(prompts, transfers, strict=True)):
@@ -272,7 +297,8 @@ def check_abort(run: Run) -> Figures:
 
 
 def check_staging(run: Run) -> Figures:
-    """Of the small engine, which has had four prefills at once and their preemption."""
+    """Of the engine with the small cache, which has had four prefills at once and their preemption; of the large
+    model's engine, which has had four at once."""
     figures: Figures = json.loads(run.staging_file.read_text("utf-8"))
     geometry = run.ready["geometry"]
     row_bytes = 2 * geometry["kvHeads"] * geometry["headDimension"] * 2 * len(_layers(run, "window"))
@@ -286,11 +312,11 @@ def measure_speed(run: Run) -> Figures:
     """Prefill tokens/s with and without the connector, in turns, every row read; ratios of medians."""
     for engine in run.engines:  # what still starts would disturb; whether it failed is told by the checks that use it
         engine.exception()
-    figures: Figures = {"goal": 0.97, "rounds": run.sizes.rounds, "tokens": run.sizes.speed}
-    for name, count in (("one", 1), ("four", _CONCURRENT)):
+    figures: Figures = {"goal": 0.97, "tokens": run.sizes.speed, "chunk": run.sizes.chunk}
+    for name, count, rounds in zip(("one", "four"), (1, _CONCURRENT), run.sizes.rounds, strict=True):
         times: dict[str, list[float]] = {"on": [], "off": [], "read": []}
         delays: list[tuple[int, float]] = []
-        for number in range(run.sizes.rounds + _WARM_UP_ROUNDS):
+        for number in range(rounds + _WARM_UP_ROUNDS):
             prompts = _fresh_prompts(run, count, number)
             kinds = ("on", "off") if number % 2 == 0 else ("off", "on")
             for kind in kinds:
@@ -386,6 +412,24 @@ def _require_same_window(run: Run, transfer: Transfer, first: Transfer) -> int:
     return max(0, cached - start)
 
 
+def check_random_rows(run: Run) -> Figures:
+    """Every row of every layer comes, also where the model is large and the weights are random."""
+    prompt = ordinary_tokens(run.sizes.speed, run.ready["geometry"]["vocabularySize"], 1)
+    transfer = run.main.run(prompt, "rows")
+    _require_all_rows(run, transfer)
+    return {
+        "chunks": [[chunk["start"], chunk["end"], chunk["windowStart"]] for chunk in transfer.chunks],
+        "chunkEndToLastByteMs": [round(1000 * seconds, 2) for _, seconds in transfer.chunk_delays],
+        "chunkBytes": [size for size, _ in transfer.chunk_delays],
+    }
+
+
+LARGE_CHECKS: list[tuple[str, Callable[[Run], Figures]]] = [
+    ("start", check_start),
+    ("rows", check_random_rows),
+    ("speed", measure_speed),
+    ("staging", check_staging),
+]
 CHECKS: list[tuple[str, Callable[[Run], Figures]]] = [
     ("start", check_start),
     ("streaming", check_streaming),
@@ -403,13 +447,15 @@ CHECKS: list[tuple[str, Callable[[Run], Figures]]] = [
 
 def run_checks(request: Request, tell: Callable[[dict[str, Any]], None]) -> None:
     """Tells the result of every check; one that fails does not stop the others, unless the worker does not start."""
-    sizes = ON_CPU if request.cpu else ON_GPU
+    sizes = _sizes_for(request)
+    # Threads take times here while another one reads rows: none of them should wait for another for long.
+    sys.setswitchinterval(0.0005)
     with ThreadPoolExecutor(sizes.starts_at_once) as pool:
         run = Run(request, sizes, pool)
         os.environ[_STAGING_FILE] = str(run.staging_file)
         run.start()
         try:
-            for name, check in CHECKS:
+            for name, check in LARGE_CHECKS if request.large else CHECKS:
                 passed = _run_check(name, check, run, tell)
                 if name == "start" and not passed:
                     break

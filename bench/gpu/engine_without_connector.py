@@ -1,5 +1,7 @@
 """vLLM with the worker's settings but no connector: what a prefill costs when nobody takes its rows out.
 
+usage: engine_without_connector.py [--random-weights]
+
 Standard input: the worker's line of settings, then batches: u32 LE prompts, and for each u32 LE tokens and the tokens.
 Standard output: a line of JSON when ready, and one a batch when all its prompts are computed.
 """
@@ -68,6 +70,8 @@ def main() -> None:
 
     arguments = engine_arguments(settings, started_at)
     arguments.kv_transfer_config = None
+    if "--random-weights" in sys.argv[1:]:
+        arguments.load_format = "dummy"
 
     async def work() -> None:
         engine = await asyncio.to_thread(start_engine, arguments, StepCounter())

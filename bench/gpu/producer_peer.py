@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from engine_without_connector import write_batch
 _PYTHON = Path(__file__).resolve().parents[2] / "packages" / "gb10-producer" / "python"
 sys.path[:0] = [str(_PYTHON), str(_PYTHON / "tests")]
 
-from muser_vllm.frames import schema  # noqa: E402 - found by the line above
-from peer import Link, Peer  # noqa: E402 - as above
+from peer import Link, Peer  # noqa: E402 - found by the line above
 
 _HERE = Path(__file__).resolve().parent
 _POLL_SECONDS = 0.5
 _LOG_BYTES = 6000
+_SHARD_BYTES = 1 << 20
 
 
 class CheckFailed(Exception):  # noqa: N818 - it reads as what happened
@@ -146,12 +147,15 @@ class ProducerPeer(Peer):
         return self._kept_log.read_text("utf-8", "replace")[-_LOG_BYTES:]
 
     def shards(self, chunk: dict[str, int]) -> list[tuple[int, int, list[list[int]]]]:
-        """As the base's, divided so that each answer fits into a frame."""
+        """As the base's, divided as the producer divides them: each is at most a shard of the hand-off protocol."""
         divided = []
         for start, count, parts in super().shards(chunk):
-            most = schema().limits["payloadBytes"] // (2 * self._row_elements() * len(parts))
-            for at in range(start, start + count, most):
-                divided.append((at, min(most, start + count - at), parts))
+            row_bytes = 2 * self._row_elements()
+            pieces = -(-count * row_bytes // _SHARD_BYTES)
+            cuts = [start + count * piece // pieces for piece in range(pieces + 1)]
+            for first, end in pairwise(cuts):
+                most = max(1, _SHARD_BYTES // (row_bytes * (end - first)))
+                divided += [(first, end - first, parts[at : at + most]) for at in range(0, len(parts), most)]
         return divided
 
     def prefill(self, tokens: list[int], scope: str, held: int = 0) -> Transfer:
@@ -262,11 +266,11 @@ class _Reader:
 class PlainEngine:
     """`engine_without_connector.py` in a process of its own."""
 
-    def __init__(self, logs: Path, name: str, settings: dict[str, Any]) -> None:
+    def __init__(self, logs: Path, name: str, settings: dict[str, Any], *options: str) -> None:
         self._log = logs / f"{name}.log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, str(_HERE / "engine_without_connector.py")],
+                [sys.executable, str(_HERE / "engine_without_connector.py"), *options],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

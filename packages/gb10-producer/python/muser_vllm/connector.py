@@ -53,6 +53,8 @@ class MuserConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] # v
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Nothing here needs it, but graphs of whole decode steps would cost start-up time and memory: this engine
+        decodes one token of each prompt."""
         return True
 
     # -- scheduler -----------------------------------------------------------------------------------------------
@@ -108,9 +110,7 @@ class MuserConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] # v
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
     ) -> None:
-        # Profiling, warm-up and graph capture run this too, without metadata.
-        if self.has_connector_metadata():
-            self._own_rank.half.save_layer(layer_name)
+        return
 
     def wait_for_save(self) -> None:
         if self.has_connector_metadata():
@@ -186,7 +186,14 @@ class _Rank:
         device = next(iter(caches.values())).device
         self._half = WorkerHalf(layers, sizes, device, options)
         self._half.attach(self._link)
-        _log.info("muser: %s, block sizes %s, staging %d bytes", self._layout, sizes, options.staging_bytes)
+        together = all(rows.joined for rows in (*layers.window_groups, *layers.global_groups))
+        _log.info(
+            "muser: %s, block sizes %s, staging %d bytes, layers read %s",
+            self._layout,
+            sizes,
+            options.staging_bytes,
+            "together" if together else "one by one",
+        )
         self._milestone("kv_cache")
 
     def report(self) -> WorkerReport | None:
@@ -237,10 +244,11 @@ class _Rank:
     def _find_layers(self, caches: dict[str, torch.Tensor]) -> tuple[RankLayers, str]:
         """:raises Refused: MODEL_UNSUPPORTED, LAYOUT_UNKNOWN"""
         sources: dict[int, LayerSource] = {}
+        # Rows of a group are taken out together, so their layers' places follow one another.
         places = {True: 0, False: 0}
         layouts: dict[Any, Any] = {}
         heads, dimension = 0, 0
-        for number, name, group in self._layers_in_order():
+        for number, name, group in self._layers_by_group():
             spec = self._cache_config.kv_cache_groups[group].kv_cache_spec
             window = self._is_window(number, spec)
             heads, dimension = self._dimensions(spec, heads, dimension)
@@ -260,9 +268,10 @@ class _Rank:
         window_tokens = int(self._config.model_config.hf_text_config.sliding_window) if places[True] else 0
         return RankLayers(sources, heads, dimension, window_tokens), layout
 
-    def _layers_in_order(self) -> list[tuple[int, str, int]]:
+    def _layers_by_group(self) -> list[tuple[int, str, int]]:
         groups = enumerate(self._cache_config.kv_cache_groups)
-        return sorted((self._numbers[name], name, i) for i, group in groups for name in group.layer_names)
+        found = [(i, self._numbers[name], name) for i, group in groups for name in group.layer_names]
+        return [(number, name, i) for i, number, name in sorted(found)]
 
     def _is_window(self, number: int, spec: Any) -> bool:
         kind = self._kinds[number]

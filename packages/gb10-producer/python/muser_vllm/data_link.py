@@ -1,4 +1,8 @@
-"""A rank's connection to the producer process: two threads, so that a slow reader never stops the engine."""
+"""A rank's connection to the producer process: threads of its own, so that a slow reader never stops the engine.
+
+They share the interpreter with vLLM's thread, so they do little in Python: one call takes all frames that have come,
+one call sends all of an answer, and waiting for the GPU is done by CUDA, not by asking again and again.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,15 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
-from .frames import Frame, FrameError, body_length, decode_body, encode, encode_head, schema
+from .frames import PREFIX_BYTES, Frame, FrameError, body_length, decode_body, encode, encode_head, schema
 from .rows.staging import Ready
+
+_RECEIVE_BYTES = 64 * 1024
+_SEND_BUFFER_BYTES = 4 << 20
+_PARTS_A_CALL = 512
 
 Answer = tuple[str, dict[str, Any], Sequence[memoryview]]
 """Kind, header and payload parts of what is sent for a read."""
@@ -39,13 +48,20 @@ class DataLink:
         self._socket.connect(path)
         self._socket.sendall(encode("hello", hello))
         self._socket.settimeout(None)
+        # As much of it as the system allows: each time it is full, sending stops for a moment.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self._changed = threading.Condition()
-        self._outbox: deque[tuple[bytes, Ready | None]] = deque()
+        self._unready: deque[tuple[bytes, Ready | None]] = deque()
+        self._outbox: deque[bytes] = deque()
         self._reads: deque[dict[str, Any]] = deque()
         self._closed = False
         self._threads = [
             threading.Thread(target=self._guard, args=(work,), name=name, daemon=True)
-            for name, work in (("muser-receive", self._receive), ("muser-send", self._send))
+            for name, work in (
+                ("muser-receive", self._receive),
+                ("muser-send", self._send),
+                ("muser-order", self._order),
+            )
         ]
         for thread in self._threads:
             thread.start()
@@ -54,15 +70,19 @@ class DataLink:
         """Never blocks. The frame leaves when `ready` says so, and none given later leaves before it."""
         frame = encode(kind, header)
         with self._changed:
-            if not self._closed:
-                self._outbox.append((frame, ready))
-                self._changed.notify()
+            if self._closed:
+                return
+            if ready is None and not self._unready:
+                self._outbox.append(frame)
+            else:
+                self._unready.append((frame, ready))
+            self._changed.notify_all()
 
     def close(self) -> None:
         """What waits is sent if the peer takes it within a second."""
         with self._changed:
             self._closed = True
-            self._changed.notify()
+            self._changed.notify_all()
         if threading.current_thread() not in self._threads:
             self._threads[1].join(timeout=1)
         self._shut()
@@ -79,25 +99,31 @@ class DataLink:
             with self._changed:
                 first = not self._closed
                 self._closed = True
-                self._changed.notify()
+                self._changed.notify_all()
             if first:
                 self._shut()
                 self._handler.link_lost(f"{type(error).__name__}: {error}")
 
     def _receive(self) -> None:
-        prefix = bytearray(4)
+        buffer = bytearray()
+        block = memoryview(bytearray(_RECEIVE_BYTES))
         while not self._closed:
-            self._fill(memoryview(prefix))
-            body = bytearray(body_length(bytes(prefix)))
-            self._fill(memoryview(body))
-            self._take(decode_body(memoryview(body), "data", "node"))
-
-    def _fill(self, target: memoryview) -> None:
-        while len(target):
-            count = self._socket.recv_into(target)
+            count = self._socket.recv_into(block)
             if count == 0:
                 raise EOFError("the producer closed the connection")
-            target = target[count:]
+            buffer += block[:count]
+            self._take_all(buffer)
+
+    def _take_all(self, buffer: bytearray) -> None:
+        """Takes the whole frames at the buffer's start out of it."""
+        at = 0
+        while len(buffer) - at >= PREFIX_BYTES:
+            end = at + PREFIX_BYTES + body_length(bytes(buffer[at : at + PREFIX_BYTES]))
+            if end > len(buffer):
+                break
+            self._take(decode_body(memoryview(bytes(buffer[at + PREFIX_BYTES : end])), "data", "node"))
+            at = end
+        del buffer[:at]
 
     def _take(self, frame: Frame) -> None:
         if frame.kind == "read":
@@ -105,7 +131,7 @@ class DataLink:
                 if len(self._reads) >= schema().limits["pendingReads"]:
                     raise FrameError("KIND_UNEXPECTED", "too many reads wait for an answer")
                 self._reads.append(frame.header)
-                self._changed.notify()
+                self._changed.notify_all()
         elif frame.kind == "release":
             self._handler.release(frame.header["id"], frame.header["index"])
         else:
@@ -127,20 +153,34 @@ class DataLink:
         """Frames before reads: a chunk that can be read is news, and it is small."""
         with self._changed:
             while True:
-                if self._outbox and (self._outbox[0][1] is None or self._outbox[0][1]()):
-                    return self._outbox.popleft()[0]
+                if self._outbox:
+                    return self._outbox.popleft()
                 if self._closed:
                     return None
                 if self._reads:
                     return self._reads.popleft()
-                # A GPU event cannot wake anybody, so it is asked again soon.
-                self._changed.wait(timeout=0.0005 if self._outbox else None)
+                self._changed.wait()
+
+    def _order(self) -> None:
+        """Lets frames go when the GPU has got so far, in their order."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._unready or self._closed)
+                if self._closed:
+                    return
+                frame, ready = self._unready[0]
+            if ready is not None:
+                ready.synchronize()
+            with self._changed:
+                self._unready.popleft()
+                self._outbox.append(frame)
+                self._changed.notify_all()
 
     def _send_parts(self, parts: list[memoryview]) -> None:
         """Without joining them: rows in host memory are copied by the kernel only."""
         queue = deque(part.cast("B") for part in parts)
         while queue:
-            sent = self._socket.sendmsg(list(queue)[:64])
+            sent = self._socket.sendmsg(list(islice(queue, _PARTS_A_CALL)))
             while queue and sent >= len(queue[0]):
                 sent -= len(queue.popleft())
             if sent:

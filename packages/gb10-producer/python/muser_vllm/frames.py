@@ -21,6 +21,7 @@ Side = Literal["worker", "node"]
 Fields = Mapping[str, Any]
 
 _PREFIX = struct.Struct("<I")
+PREFIX_BYTES = _PREFIX.size
 _HEAD = struct.Struct("<BBHI")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _MAX_INTEGER = 2**53 - 1

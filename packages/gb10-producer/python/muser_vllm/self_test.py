@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from .refusals import Refused
-from .rows import Chunk, HostCopier, RankLayers, Transfer
+from .rows import Chunk, HostCopier, RankLayers, RowsWanted, Transfer, read_rows
+
+_MOST_BYTES = 4 << 20
 
 
 class SelfTest:
@@ -21,28 +23,26 @@ class SelfTest:
         self._rows: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
         self.passed = 0
 
-    def check(self, transfer: Transfer, chunk: Chunk, copier: HostCopier, bounce: torch.Tensor) -> None:
-        """:raises Refused: SELF_TEST_FAILED"""
-        if bounce.is_pinned():
-            torch.cuda.synchronize()
+    def check(self, transfer: Transfer, chunk: Chunk, copier: HostCopier) -> None:
+        """Waits for the GPU. :raises Refused: SELF_TEST_FAILED"""
+        ready = copier.mark()
+        if ready is not None:
+            ready.synchronize()
         for layer, source in self._layers.by_number.items():
             first = chunk.window_start if source.window else chunk.start
             for which in (0, 1) if first < chunk.end else ():
-                self._check_rows(
-                    layer, which, first, self._read(transfer, chunk, first, [layer, which], copier, bounce)
-                )
+                self._check_rows(layer, which, first, self._read(transfer, chunk, first, (layer, which), copier))
         if chunk.end == transfer.spec.end:
             self.passed += 1
 
     def _read(
-        self, transfer: Transfer, chunk: Chunk, first: int, part: list[int], copier: HostCopier, bounce: torch.Tensor
+        self, transfer: Transfer, chunk: Chunk, first: int, part: tuple[int, int], copier: HostCopier
     ) -> torch.Tensor:
-        most = bounce.numel() // (self._layers.heads * self._layers.dimension)
+        most = _MOST_BYTES // self._layers.row_bytes
         pieces = []
         for start in range(first, chunk.end, most):
-            with transfer.lock:
-                rows = transfer.read(chunk.index, start, min(most, chunk.end - start), [part], copier, bounce)
-            pieces.append(rows[0].clone())
+            wanted = RowsWanted(chunk.index, start, min(most, chunk.end - start), [part])
+            pieces.append(read_rows(transfer, wanted, copier, _MOST_BYTES)[0].clone())
         return torch.cat(pieces)
 
     def _check_rows(self, layer: int, which: int, first: int, rows: torch.Tensor) -> None:

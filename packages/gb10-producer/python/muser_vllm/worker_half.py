@@ -1,8 +1,8 @@
 """The half of the connector in every rank's process: takes rows out of the paged cache and serves the producer's reads.
 
-Window rows are copied inside the step that computes them, because vLLM gives their blocks away within the same request.
-Rows of global layers stay in the cache and are read by block id when the producer asks: those blocks live until this
-half lets go of the request.
+Window rows are copied at the end of the step that computes them, before the next one is queued, because vLLM gives
+their blocks away within the same request. Rows of global layers stay in the cache and are read by block id when the
+producer asks: those blocks live until this half lets go of the request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,18 @@ import torch
 from .data_link import Answer, DataLink
 from .frames import schema
 from .metadata import EndReason, FinishedRequest, StepMetadata, StepRange
-from .rows import BlockTables, Chunk, HostCopier, RankLayers, ReadError, StagingBudget, Transfer, first_window_row
+from .rows import (
+    BlockTables,
+    Chunk,
+    HostCopier,
+    RankLayers,
+    ReadError,
+    RowsWanted,
+    StagingBudget,
+    Transfer,
+    first_window_row,
+    read_rows,
+)
 from .rows.staging import Ready
 from .self_test import SelfTest
 
@@ -33,7 +44,8 @@ class WorkerOptions:
 
 
 class WorkerHalf:
-    """vLLM's thread calls `begin_step`, `save_layer`, `end_step` and `finished`; the link's threads call the rest.
+    """vLLM's thread calls `begin_step`, `end_step` and `finished`; the link's threads call the rest. vLLM's thread
+    waits neither for the GPU nor for a lock that is held while rows are copied or sent.
 
     Order of locks: a transfer's, then `_lock`.
     """
@@ -52,14 +64,14 @@ class WorkerHalf:
         self._clock = clock
         self._copier = HostCopier(device)
         self._budget = StagingBudget(options.staging_bytes)
-        self._bounce = self._copier.allocate((schema().limits["payloadBytes"] // 2,))
-        self._by_name = {source.name: source for source in layers.by_number.values()}
+        self._most_bytes = schema().limits["payloadBytes"]
         self._lock = threading.Lock()
         self._transfers: dict[str, Transfer] = {}
         self._by_id: dict[str, Transfer] = {}
         self._lease_ends: dict[str, float] = {}
         self._planned: list[tuple[Transfer, Chunk]] = []
         self._idle = False
+        self._last_step: Ready | None = None
         self._changed = threading.Event()
         self._self_test = SelfTest(layers)
         self._link: DataLink | None = None
@@ -73,7 +85,10 @@ class WorkerHalf:
 
     @property
     def staged_bytes(self) -> int:
-        return self._budget.used
+        """Host memory that holds rows: window and saved rows, and global ones taken out ahead of reads."""
+        with self._lock:
+            transfers = list(self._transfers.values())
+        return self._budget.used + sum(transfer.ahead_bytes for transfer in transfers)
 
     # -- vLLM's thread -------------------------------------------------------------------------------------------
 
@@ -88,29 +103,17 @@ class WorkerHalf:
         for step_range in metadata.ranges:
             self._plan(step_range)
 
-    def save_layer(self, name: str) -> None:
-        """On the compute stream, right after the layer's attention."""
-        source = self._by_name.get(name)
-        if source is None or not source.window:
-            return
-        for transfer, chunk in self._planned:
-            with transfer.lock:
-                if transfer.closed is None:
-                    transfer.fill_window(chunk, source, self._copier)
-
     def end_step(self) -> None:
-        """Chunks of this step become readable. Layers whose hook did not run are caught up on."""
+        """Everything of this step is queued, nothing of the next one: now its window rows are taken out, and its chunks
+        become readable when the GPU has got so far."""
         planned, self._planned = self._planned, []
-        for source in self._layers.window_layers:
-            for transfer, chunk in planned:
-                with transfer.lock:
-                    if transfer.closed is None:
-                        transfer.fill_window(chunk, source, self._copier)
+        for transfer, chunk in planned:
+            self._take_window(transfer, chunk)
         if planned:
-            ready = self._copier.mark()
+            self._last_step = self._copier.mark()
             for transfer, chunk in planned:
-                self._announce(transfer, chunk, ready)
-        elif self._idle:
+                self._announce(transfer, chunk, self._last_step)
+        elif self._idle and self._lease_ends and (self._last_step is None or self._last_step.query()):
             self._changed.wait(_IDLE_WAIT_SECONDS)
             self._changed.clear()
 
@@ -159,19 +162,21 @@ class WorkerHalf:
         """Rows up to `end` come from vLLM's prefix cache: they are in their blocks before this step computes."""
         lowest = max(transfer.announced_end, end - self._layers.window_tokens)
         groups = self._layers.window_groups
-        present = max((transfer.tables.first_present(group, lowest, end) for group in groups), default=end)
+        present = max((transfer.tables.first_present(rows.group, lowest, end) for rows in groups), default=end)
         chunk = self._add_chunk(transfer, transfer.announced_end, end, window_from=present)
         if chunk is None:
             return
-        with transfer.lock:
-            for source in self._layers.window_layers:
-                transfer.fill_window(chunk, source, self._copier)
+        self._take_window(transfer, chunk)
         self._announce(transfer, chunk, self._copier.mark())
+
+    def _take_window(self, transfer: Transfer, chunk: Chunk) -> None:
+        with transfer.lock:
+            if transfer.closed is None:
+                transfer.take_window(chunk, self._copier)
 
     def _add_chunk(self, transfer: Transfer, start: int, end: int, window_from: int) -> Chunk | None:
         """None when the transfer had to be closed."""
-        groups = {source.group for source in self._layers.global_layers}
-        if not all(transfer.tables.holds(group, start, end) for group in groups):
+        if not all(transfer.tables.holds(rows.group, start, end) for rows in self._layers.global_groups):
             self._close(transfer, "ENGINE_FAILED")
             return None
         window_start = first_window_row(
@@ -193,10 +198,10 @@ class WorkerHalf:
             transfer.allocate_window(chunk, self._copier, self._budget)
         return chunk
 
-    def _announce(self, transfer: Transfer, chunk: Chunk, ready: Ready) -> None:
+    def _announce(self, transfer: Transfer, chunk: Chunk, ready: Ready | None) -> None:
         spec = transfer.spec
         if spec.self_test:
-            self._self_test.check(transfer, chunk, self._copier, self._bounce)
+            self._self_test.check(transfer, chunk, self._copier)
             return
         header = {
             "id": spec.id,
@@ -262,15 +267,8 @@ class WorkerHalf:
         try:
             if transfer is None:
                 raise ReadError("UNKNOWN")
-            with transfer.lock:
-                rows = transfer.read(
-                    header["index"],
-                    header["tokenStart"],
-                    header["tokenCount"],
-                    header["parts"],
-                    self._copier,
-                    self._bounce,
-                )
+            wanted = RowsWanted(header["index"], header["tokenStart"], header["tokenCount"], header["parts"])
+            rows = read_rows(transfer, wanted, self._copier, self._most_bytes)
         except ReadError as error:
             return "failed", {"read": number, "code": error.code}, []
         return "rows", {"read": number}, [part.view(torch.uint8).reshape(-1).numpy().data for part in rows]

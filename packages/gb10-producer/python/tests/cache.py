@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from muser_vllm.layout import RowReader, probe_layer
 from muser_vllm.metadata import FinishedRequest, PrefillSpec, StepMetadata, StepRange
 from muser_vllm.rows import LayerSource, RankLayers
+from muser_vllm.rows.staging import Ready
 from muser_vllm.worker_half import WorkerHalf, WorkerOptions
 
 HEADS, DIM, SLOTS, BLOCKS, WINDOW = 2, 8, 4, 40, 8
@@ -35,8 +35,8 @@ class Link:
     def __init__(self) -> None:
         self.frames: list[tuple[str, dict[str, Any]]] = []
 
-    def post(self, kind: str, header: dict[str, Any], ready: Callable[[], bool] | None = None) -> None:
-        assert ready is None or ready()
+    def post(self, kind: str, header: dict[str, Any], ready: Ready | None = None) -> None:
+        assert ready is None
         self.frames.append((kind, header))
 
     def close(self) -> None:
@@ -73,7 +73,6 @@ class Engine:
         *ranges: tuple[PrefillSpec, int, int, tuple[list[int], list[int]], bool],
         preempted: tuple[str, ...] = (),
         finished: tuple[FinishedRequest, ...] = (),
-        hooks: bool = True,
         version: int = 0,
     ) -> set[str]:
         metadata = StepMetadata(preempted=list(preempted), finished=list(finished), idle=not ranges)
@@ -88,8 +87,6 @@ class Engine:
         for number, kind in enumerate(KINDS):
             for spec, start, end, _, _ in ranges:
                 self.write(number, self.tables[spec.id][0 if kind == "window" else 1], start, end, version)
-            if hooks:
-                self.half.save_layer(f"l{number}")
         self.half.end_step()
         return self.half.finished()
 

@@ -50,6 +50,16 @@ class Handler:
             assert self.changed.wait_for(lambda: len(self.calls) >= count, timeout=10)
 
 
+class Ready(threading.Event):
+    """As a GPU's event."""
+
+    def query(self) -> bool:
+        return self.is_set()
+
+    def synchronize(self) -> None:
+        assert self.wait(10)
+
+
 class Node:
     def __init__(self, folder: Path) -> None:
         self.listener = socket.socket(socket.AF_UNIX)
@@ -108,8 +118,8 @@ def test_many_parts_and_much_payload(node: Node) -> None:
 
 
 def test_frames_wait_for_the_gpu_and_keep_their_order(node: Node) -> None:
-    ready = threading.Event()
-    node.link.post("ended", {"id": "a", "reason": "DONE"}, ready.is_set)
+    ready = Ready()
+    node.link.post("ended", {"id": "a", "reason": "DONE"}, ready)
     node.link.post("ended", {"id": "b", "reason": "DONE"})
     node.read(1)
     assert node.next().kind == "rows", "reads go on meanwhile"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
-from muser_vllm.layout import LayoutError, RowReader, Slots, probe_layer
+from muser_vllm.layout import JoinedReader, LayoutError, RowReader, Slots, probe_layer
 
 BLOCKS, SLOTS, HEADS, DIM = 9, 32, 3, 64
 Update = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -110,9 +111,9 @@ def test_rows_come_back_from_every_known_form(form: str) -> None:
     update(key, value, cache, slots)
     reader = RowReader(cache, layout)
     for head in range(HEADS):
-        assert torch.equal(reader.read(0, Slots(slots))[:, head], key[:, head])
-        assert torch.equal(reader.read(1, Slots(slots))[:, head], value[:, head])
-    assert not torch.equal(reader.read(0, Slots(slots))[:, 0], key[:, 1]), (
+        assert torch.equal(reader.read(0, Slots(slots.numpy()))[:, head], key[:, head])
+        assert torch.equal(reader.read(1, Slots(slots.numpy()))[:, head], value[:, head])
+    assert not torch.equal(reader.read(0, Slots(slots.numpy()))[:, 0], key[:, 1]), (
         "heads must differ for this test to mean anything"
     )
 
@@ -126,9 +127,9 @@ def test_runs_that_cross_blocks(form: str) -> None:
     rows = torch.randn(len(slots), HEADS, DIM).to(torch.bfloat16)
     update(rows, -rows, cache, slots)
     reader = RowReader(cache, layout)
-    assert torch.equal(reader.read(0, Slots(slots)), rows)
-    assert torch.equal(reader.read(1, Slots(slots)), -rows)
-    assert reader.read(0, Slots(slots[:0])).shape == (0, HEADS, DIM)
+    assert torch.equal(reader.read(0, Slots(slots.numpy())), rows)
+    assert torch.equal(reader.read(1, Slots(slots.numpy())), -rows)
+    assert reader.read(0, Slots(slots[:0].numpy())).shape == (0, HEADS, DIM)
 
 
 def test_one_head() -> None:
@@ -183,7 +184,7 @@ def test_rows_outside_the_cache_are_refused() -> None:
     reader = RowReader(cache, probe_layer(last_axis, cache, HEADS, DIM))
     for slot in (-1, BLOCKS * SLOTS):
         with pytest.raises(LayoutError):
-            reader.read(0, Slots(torch.tensor([slot])))
+            reader.read(0, Slots(np.array([slot])))
     small = memory(BLOCKS - 1, HEADS, SLOTS, 2 * DIM)[: BLOCKS - 2]
     assert RowReader(small, probe_layer(last_axis, cache, HEADS, DIM)).slots == (BLOCKS - 2) * SLOTS
 
@@ -200,5 +201,46 @@ def test_the_way_of_a_gpu_reads_the_same(form: str) -> None:
     reader = RowReader(cache, layout)
     target = torch.empty_like(rows)
     for which, wanted in ((0, rows), (1, -rows)):
-        reader._index(which, Slots(slots), target)
+        reader._index(which, Slots(slots.numpy()), target)
         assert torch.equal(target, wanted)
+
+
+def _of_one_memory(form: str, layers: int, *, step: int = 1) -> list[torch.Tensor]:
+    """Caches of a form, `step` apart in one memory."""
+    make, _, _ = FORMS[form]
+    one = make()
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(one.shape, one.stride(), strict=True))
+    memory = torch.zeros(extent * (layers * step + 1), dtype=torch.bfloat16)
+    return [memory.as_strided(one.shape, one.stride(), (1 + i * step) * extent) for i in range(layers)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_layers_of_one_memory_are_read_together(form: str) -> None:
+    _, update, _ = FORMS[form]
+    caches = _of_one_memory(form, 3)
+    layout = probe_layer(update, caches[0], HEADS, DIM)
+    slots = torch.randperm(BLOCKS * SLOTS)[:70]
+    rows = torch.randn(3, 2, len(slots), HEADS, DIM).to(torch.bfloat16)
+    for cache, (key, value) in zip(caches, rows, strict=True):
+        update(key, value, cache, slots)
+    joined = JoinedReader.of([RowReader(cache, layout) for cache in caches])
+    if layout.k.order() != "plain" or layout.v.order() != "plain":
+        assert joined is None
+        return
+    assert joined is not None
+    target = torch.empty(2, 2, len(slots), HEADS, DIM, dtype=torch.bfloat16)
+    joined.read_into(Slots(slots.numpy()), target, 1, 3)
+    assert torch.equal(target, rows[1:])
+    with pytest.raises(LayoutError):
+        joined.read_into(Slots(np.array([BLOCKS * SLOTS])), target[:, :, :1], 1, 3)
+
+
+def test_layers_that_are_no_one_tensor_are_not_joined() -> None:
+    apart = _of_one_memory("last-axis-nhd", 4, step=2)
+    layout = probe_layer(last_axis, apart[0], HEADS, DIM)
+    readers = [RowReader(cache, layout) for cache in apart]
+    assert JoinedReader.of(readers) is not None
+    assert JoinedReader.of([readers[i] for i in (0, 1, 3)]) is None
+    assert JoinedReader.of(readers[::-1]) is None
+    other = memory(BLOCKS, HEADS, SLOTS, 2 * DIM)
+    assert JoinedReader.of([readers[0], RowReader(other, probe_layer(last_axis, other, HEADS, DIM))]) is None

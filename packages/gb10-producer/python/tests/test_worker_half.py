@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Sequence
+
 import pytest
 import torch
 from cache import DIM, HEADS, Engine, expected
 
 from muser_vllm.metadata import FinishedRequest, PrefillSpec
 from muser_vllm.refusals import Refused
+from muser_vllm.rows import transfer
+from muser_vllm.rows.staging import Piece
 
 ALL = [[layer, which] for layer in range(4) for which in (0, 1)]
 GLOBAL = [[1, 0], [1, 1], [3, 0], [3, 1]]
@@ -25,12 +30,6 @@ def test_a_chunk_can_be_read_after_its_step() -> None:
     assert torch.equal(rows, expected(ALL, 0, 7))
     mixed = [[3, 1], [0, 0], [3, 1]]
     assert torch.equal(engine.read("a", 0, 2, 3, mixed), expected(mixed, 2, 3))
-
-
-def test_layers_whose_hook_did_not_run_are_caught_up_on() -> None:
-    engine = Engine()
-    engine.step((PrefillSpec("a", 0, 7), 0, 7, blocks(3, 1), True), hooks=False)
-    assert torch.equal(engine.read("a", 0, 0, 7, WINDOW), expected(WINDOW, 0, 7))
 
 
 def test_window_rows_are_kept_although_their_blocks_are_reused() -> None:
@@ -224,6 +223,81 @@ def test_a_request_that_resumes_on_a_longer_hit() -> None:
     ranges = [(c["start"], c["end"]) for c in engine.link.take("chunk") if c["id"] == "a"]
     assert ranges == [(0, 8), (8, 16), (16, 20)]
     assert torch.equal(engine.read("a", 1, 8, 8, ALL), expected(ALL, 8, 8))
+
+
+def meanwhile(engine: Engine, work: Callable[[], object]) -> None:
+    """`work` is done by vLLM's thread while the next read copies rows out of the cache: it must not have to wait."""
+    copier = engine.half._copier
+    fetch = copier.fetch
+
+    def interrupted(pieces: Sequence[Piece], shape: tuple[int, ...]) -> torch.Tensor:
+        copier.fetch = fetch  # type: ignore[method-assign]
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
+        return fetch(pieces, shape)
+
+    copier.fetch = interrupted  # type: ignore[method-assign]
+
+
+def test_steps_go_on_while_rows_are_read() -> None:
+    engine = Engine()
+    spec = PrefillSpec("a", 0, 16)
+    engine.step((spec, 0, 8, blocks(1, 2), True))
+    meanwhile(engine, lambda: engine.step((spec, 8, 16, blocks(3, 4), False)))
+    assert torch.equal(engine.read("a", 0, 0, 8, ALL), expected(ALL, 0, 8))
+    assert torch.equal(engine.read("a", 1, 8, 8, ALL), expected(ALL, 8, 8))
+
+
+def test_a_preemption_while_rows_are_read() -> None:
+    """What the read took may be another request's rows by then; those that were saved are the right ones."""
+    engine = Engine()
+    engine.step((PrefillSpec("a", 0, 16), 0, 8, blocks(1, 2), True))
+    other = PrefillSpec("b", 0, 8)
+    meanwhile(engine, lambda: engine.step((other, 0, 8, blocks(1, 2), True), preempted=("a",), version=1))
+    assert torch.equal(engine.read("a", 0, 0, 8, ALL), expected(ALL, 0, 8))
+
+
+def test_the_end_of_a_transfer_while_its_rows_are_read() -> None:
+    engine = Engine()
+    engine.step((PrefillSpec("a", 0, 16), 0, 8, blocks(1, 2), True))
+    meanwhile(engine, lambda: engine.step(finished=(FinishedRequest("a", "CANCELLED"),)))
+    assert engine.read("a", 0, 0, 8, ALL) == "CANCELLED"
+
+
+def test_an_abort_is_found_out_by_a_read_under_way() -> None:
+    engine = Engine()
+    engine.step((PrefillSpec("a", 0, 16), 0, 8, blocks(1, 2), True))
+    meanwhile(engine, engine.half.close_all)
+    assert engine.read("a", 0, 0, 8, ALL) == "ENGINE_FAILED"
+
+
+def test_rows_are_taken_out_ahead_of_reads_within_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "_AHEAD_BYTES", 2 * 8 * HEADS * DIM * 2)
+    engine = Engine()
+    fetched = []
+    fetch = engine.half._copier.fetch
+    monkeypatch.setattr(
+        engine.half._copier, "fetch", lambda pieces, shape: fetched.append(shape) or fetch(pieces, shape)
+    )
+    engine.step((PrefillSpec("a", 0, 8), 0, 8, blocks(1, 2), True))
+    before = engine.half.staged_bytes
+    for start, count, parts, layers in (
+        (0, 8, [[1, 0]], [1]),
+        (0, 8, [[1, 1]], []),
+        (0, 8, [[3, 1]], [1]),
+        (2, 4, [[3, 0]], []),
+        (2, 4, [[1, 0]], [2]),
+        (2, 4, [[3, 0], [1, 1]], []),
+        (0, 8, [[3, 0], [1, 1]], [2]),
+    ):
+        del fetched[:]
+        assert torch.equal(engine.read("a", 0, start, count, parts), expected(parts, start, count))
+        assert [shape[0] for shape in fetched] == layers, (start, count, parts)
+    assert engine.half.staged_bytes == before + 2 * 2 * 8 * HEADS * DIM * 2
+    engine.half.release("a", 0)
+    assert engine.half.staged_bytes == 0
 
 
 def test_a_full_staging_fails_that_transfer_and_no_other() -> None:

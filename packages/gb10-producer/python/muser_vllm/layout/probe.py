@@ -138,5 +138,5 @@ def _verify(update: CacheUpdate, scratch: torch.Tensor, layout: LayerLayout) -> 
     update(key, value, scratch, mapping.to(scratch.device))
     reader = RowReader(scratch, layout)
     for which, rows in enumerate((key, value)):
-        if not torch.equal(reader.read(which, Slots(mapping)), rows):
+        if not torch.equal(reader.read(which, Slots(mapping.numpy())), rows):
             raise LayoutError(f"rows of {_KV[which]} do not come back as they were written")

@@ -15,7 +15,8 @@ class RowReader:
         """:raises LayoutError: the layout reaches outside the cache's memory"""
         self._layout = layout
         self._blocks = max(cache.shape[0], cache.shape[1]) if cache.dim() == 5 else cache.shape[0]
-        self._views = (self._view(cache, layout.k), self._view(cache, layout.v))
+        self.views = (self._view(cache, layout.k), self._view(cache, layout.v))
+        """K and V as (block, slot levels..., head, dimension levels...) over the cache's memory."""
         self.device = cache.device
         self.row_shape = (layout.heads, layout.dimension)
 
@@ -63,14 +64,14 @@ class RowReader:
             index.append(inside // size)
             inside = inside % size
         index.append(inside)
-        target.copy_(self._views[which][tuple(index)].reshape(target.shape))
+        target.copy_(self.views[which][tuple(index)].reshape(target.shape))
 
     def _slot_levels(self, which: int) -> tuple[tuple[int, int], ...]:
         return self._layout.v.slot if which else self._layout.k.slot
 
     def _copy_runs(self, which: int, slots: Slots, target: torch.Tensor) -> None:
         """Block by block. Each copy is small enough that PyTorch starts no threads for it, which would fight vLLM's."""
-        view = self._views[which]
+        view = self.views[which]
         packed = len(self._slot_levels(which)) > 1
         length = self._layout.block_slots
         at = 0

@@ -3,7 +3,7 @@
 from .blocks import BlockTables
 from .model import LayerSource, RankLayers
 from .staging import HostCopier, StagingBudget
-from .transfer import Chunk, ReadError, Transfer
+from .transfer import Chunk, ReadError, RowsWanted, Transfer, read_rows
 from .window import first_window_row
 
 __all__ = [
@@ -13,7 +13,9 @@ __all__ = [
     "LayerSource",
     "RankLayers",
     "ReadError",
+    "RowsWanted",
     "StagingBudget",
     "Transfer",
     "first_window_row",
+    "read_rows",
 ]

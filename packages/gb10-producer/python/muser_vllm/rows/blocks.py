@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+import numpy as np
 
 from ..layout import Slots
 
@@ -50,7 +50,7 @@ class BlockTables:
     def slots(self, group: int, start: int, end: int) -> Slots:
         """Where every row of [start, end) lies. :raises IndexError: one has no block"""
         size = self._sizes[group]
-        positions = torch.arange(start, end)
         first = start // size
-        ids = torch.tensor(self._ids[group][first : (end + size - 1) // size], dtype=torch.int64)
-        return Slots(ids[positions // size - first] * size + positions % size)
+        ids = np.array(self._ids[group][first : (end + size - 1) // size], dtype=np.int64)
+        block, inside = np.divmod(np.arange(start - first * size, end - first * size), size)
+        return Slots(ids[block] * size + inside)
