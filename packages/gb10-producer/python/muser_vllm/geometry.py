@@ -43,27 +43,47 @@ def layer_kinds(text_config: Any) -> list[LayerKind]:
 
 
 def _rope(text_config: Any, layers: list[LayerKind]) -> dict[str, Any]:
-    parameters = getattr(text_config, "rope_parameters", None) or {}
-    common = parameters.get("rope_theta", getattr(text_config, "rope_theta", None))
-    bases = list(getattr(text_config, "layer_rope_theta", None) or [common] * len(layers))
-    if len(bases) != len(layers) or any(base is None for base in bases):
-        raise Refused("MODEL_UNSUPPORTED", "the RoPE base of every layer cannot be told")
-    rotated = {kind: {float(b) for b, k in zip(bases, layers, strict=True) if k == kind} for kind in set(layers)}
-    used = set().union(*rotated.values()) - {0.0}
+    bases = _rope_bases(text_config, layers)
+    used = set(bases) - {0.0}
     if len(used) != 1:
         raise Refused("MODEL_UNSUPPORTED", f"RoPE bases {sorted(used)}: one for all layers is needed")
     base = used.pop()
     number = int(base) if base.is_integer() else base
     if all(bases):
         return {"ropeBase": number, "ropeLayers": "all"}
-    if rotated.get("global") == {0.0} and rotated.get("window") == {base}:
+    if all((base != 0) == (kind == "window") for base, kind in zip(bases, layers, strict=True)):
         return {"ropeBase": number, "ropeLayers": "window"}
     raise Refused("MODEL_UNSUPPORTED", "only all layers, or the window layers, may have RoPE")
 
 
-def rope_warnings(text_config: Any) -> list[str]:
-    kind = (getattr(text_config, "rope_parameters", None) or {}).get("rope_type", "default")
-    return [] if kind == "default" else [f"RoPE is scaled ({kind}): the decoder must scale alike"]
+def _rope_bases(text_config: Any, layers: list[LayerKind]) -> list[float]:
+    """The base of each layer, 0 where K does not turn. A decoder's GGUF file keeps it in 32 bits."""
+    parameters = getattr(text_config, "rope_parameters", None) or {}
+    names = {"global": "full_attention", "window": "sliding_attention"}
+    # Some models have parameters for each kind of layer.
+    own = [parameters.get(names[kind], parameters) for kind in layers]
+    for each in own:
+        _refuse_other_rope(text_config, each)
+    common = [each.get("rope_theta", getattr(text_config, "rope_theta", None)) for each in own]
+    bases = list(getattr(text_config, "layer_rope_theta", None) or common)
+    # Despite its name, it has a 1 for every layer that does turn.
+    turning = getattr(text_config, "no_rope_layers", None) or [1] * len(layers)
+    if len(bases) != len(layers) or len(turning) != len(layers) or any(base is None for base in bases):
+        raise Refused("MODEL_UNSUPPORTED", "the RoPE base of every layer cannot be told")
+    single = (struct.unpack("<f", struct.pack("<f", base))[0] for base in bases)
+    return [base if turns else 0.0 for base, turns in zip(single, turning, strict=True)]
+
+
+def _refuse_other_rope(text_config: Any, parameters: dict[str, Any]) -> None:
+    """A hand-off compares the base alone, so everything else that changes K must be absent."""
+    kind = parameters.get("rope_type", "default")
+    if kind != "default":
+        raise Refused("MODEL_UNSUPPORTED", f"RoPE is scaled ({kind}): a hand-off compares the base alone")
+    if parameters.get("mrope_section") is not None:
+        raise Refused("MODEL_UNSUPPORTED", "RoPE has sections (M-RoPE)")
+    part = parameters.get("partial_rotary_factor", getattr(text_config, "partial_rotary_factor", None))
+    if part not in (None, 1):
+        raise Refused("MODEL_UNSUPPORTED", f"RoPE turns {part} of each head only")
 
 
 def own_heads(kv_heads: int, tensor_parallel: int, rank: int) -> tuple[int, int]:

@@ -140,7 +140,7 @@ class Worker:
         """:raises Refused: the model cannot be handed over"""
         import vllm  # noqa: PLC0415 - takes seconds
 
-        from .geometry import geometry_of, rope_warnings, tokenizer_sha256  # noqa: PLC0415
+        from .geometry import geometry_of, tokenizer_sha256  # noqa: PLC0415
         from .refusals import refuse_unsupported, version_warnings  # noqa: PLC0415
 
         config = engine.vllm_config
@@ -158,7 +158,7 @@ class Worker:
             "chunkTokens": config.scheduler_config.max_num_batched_tokens,
             "wireTypes": ["bf16"],
             "ranks": config.parallel_config.world_size,
-            "warnings": version_warnings(vllm.__version__) + rope_warnings(model.hf_text_config),
+            "warnings": version_warnings(vllm.__version__),
         }
 
     async def _self_test(self, expected: int) -> dict[str, Any]:

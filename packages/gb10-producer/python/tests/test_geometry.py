@@ -44,6 +44,18 @@ def test_a_dense_model() -> None:
     assert geometry_of(mixed, 1, 2)["ropeLayers"] == "all"
 
 
+def test_rope_parameters_of_each_kind_of_layer() -> None:
+    each = {"rope_theta": 5e4, "rope_type": "default"}
+    kinds = ["sliding_attention", "full_attention"]
+    model = config(layer_types=kinds, sliding_window=4, rope_parameters=dict.fromkeys(kinds, each))
+    assert geometry_of(model, 1, 2)["ropeBase"] == 50000
+    assert geometry_of(model, 1, 2)["ropeLayers"] == "all"
+
+
+def test_a_base_is_rounded_as_a_gguf_file_keeps_it() -> None:
+    assert geometry_of(config(rope_parameters={"rope_theta": 12345.678}), 1, 2)["ropeBase"] == 12345.677734375
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -52,6 +64,19 @@ def test_a_dense_model() -> None:
         {"rope_parameters": None},
         {"layer_rope_theta": [1e4, 1e6]},
         {"layer_rope_theta": [1e4, 0]},
+        {"no_rope_layers": [1, 0]},
+        {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0}},
+        {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [1, 2, 3]}},
+        {"partial_rotary_factor": 0.25},
+        {
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 4,
+            "rope_parameters": {
+                "sliding_attention": {"rope_theta": 1e4},
+                "full_attention": {"rope_theta": 1e6},
+            },
+        },
     ],
 )
 def test_what_cannot_be_handed_over_is_refused(fields: dict[str, Any]) -> None:
