@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
+from .failures import kind_of
 from .frames import PREFIX_BYTES, Frame, FrameError, body_length, decode_body, encode, encode_head, schema
 from .rows.staging import Ready
 
@@ -95,14 +96,15 @@ class DataLink:
     def _guard(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except (OSError, FrameError, EOFError) as error:
+        except Exception as error:  # whatever it is: without this thread nobody would answer the producer any more
             with self._changed:
                 first = not self._closed
                 self._closed = True
                 self._changed.notify_all()
             if first:
                 self._shut()
-                self._handler.link_lost(f"{type(error).__name__}: {error}")
+                own = isinstance(error, OSError | FrameError | EOFError)
+                self._handler.link_lost(f"{kind_of(error)}: {error}" if own else kind_of(error))
 
     def _receive(self) -> None:
         buffer = bytearray()
