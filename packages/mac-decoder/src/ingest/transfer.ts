@@ -1,4 +1,4 @@
-import type { KvStage } from '@muser/metal';
+import { EngineError, type KvStage } from '@muser/metal';
 import {
   chunkBytesOf,
   MuserError,
@@ -60,6 +60,8 @@ export interface TransferResult {
   readonly position: number;
   /** Why the transfer did not complete; null when it did. */
   readonly failure: MuserError | null;
+  /** The failure is this decoder's own: it says nothing about the producer. */
+  readonly failedHere: boolean;
   /** How far it came; `installed` when nothing failed. */
   readonly reached: TransferState;
   readonly figures: TransferFigures;
@@ -105,7 +107,7 @@ class Transfer {
       await this.installs.finished();
       this.requireWhole();
       this.state = 'installed';
-      return { position: this.endToken, failure: null, reached: this.state, figures: this.figures };
+      return { position: this.endToken, failure: null, failedHere: false, reached: this.state, figures: this.figures };
     } catch (error) {
       return await this.giveUp(error);
     } finally {
@@ -246,9 +248,10 @@ class Transfer {
     this.discardFilling();
     if (signal.aborted) throw new MuserError('CANCELLED', 'The request was cancelled during its transfer.');
     // What stopped the stream from our side says more than how the stream took it.
-    const failure = withoutForeignText(this.stop.signal.aborted ? this.stop.signal.reason : error);
+    const thrown: unknown = this.stop.signal.aborted ? this.stop.signal.reason : error;
     const position = await this.restore(lease);
-    return { position, failure, reached, figures: this.figures };
+    const failure = withoutForeignText(thrown);
+    return { position, failure, failedHere: isOwnFault(thrown), reached, figures: this.figures };
   }
 
   /** Puts the sequence to where decoding can go on from; returns that position. */
@@ -263,6 +266,12 @@ class Transfer {
     this.filling?.stage.dispose();
     this.filling = null;
   }
+}
+
+/** Rows that the engine refuses for what they hold came from the producer like that; whatever else it refuses did not. */
+function isOwnFault(thrown: unknown): boolean {
+  if (!(thrown instanceof MuserError)) return true;
+  return thrown.cause instanceof EngineError && thrown.code !== 'VALUE_INVALID';
 }
 
 function deadlineError(deadlineMs: number): MuserError {

@@ -38,7 +38,7 @@ export class Circuit {
     return this.state === 'open' ? Math.max(0, Math.ceil(this.openUntil - this.now())) : 0;
   }
 
-  /** A request goes to the producer; exactly one of `succeeded` and `failed` follows. */
+  /** A request goes to the producer; exactly one of `succeeded`, `failed` and `undecided` follows. */
   begin(): void {
     if (this.state === 'open') this.state = 'probing';
   }
@@ -49,15 +49,17 @@ export class Circuit {
   }
 
   failed(code: ErrorCode): void {
-    if (HARMLESS.has(code)) {
-      if (this.state === 'probing') this.state = 'open';
-      return;
-    }
+    if (HARMLESS.has(code)) return this.undecided();
     // Requests that were under way together fail together; that is one failure.
     if (this.state === 'open' && this.now() < this.openUntil) return;
     this.state = 'open';
     this.openUntil = this.now() + this.pauseMs;
     this.pauseMs = Math.min(LONGEST_PAUSE_MS, this.pauseMs * 2);
+  }
+
+  /** The request ended for a reason that says nothing about the producer: the next one may probe it. */
+  undecided(): void {
+    if (this.state === 'probing') this.state = 'open';
   }
 
   /** The producer came back by itself (it was away from the coordinator's list): all is forgotten. */

@@ -1,4 +1,4 @@
-import { toMuserError, type Geometry, type ModelIdentity } from '@muser/protocol';
+import type { Geometry, ModelIdentity } from '@muser/protocol';
 import type { SequenceLease } from '../engine/decoder-engine.js';
 import { transferPrefill, type TransferObserver, type TransferResult } from '../ingest/transfer.js';
 import type { MeasuredRates } from '../placement/rates.js';
@@ -10,7 +10,7 @@ import type { Timeline } from './timeline.js';
 export interface RemotePrefillOptions {
   readonly lease: SequenceLease;
   readonly producer: Producer;
-  readonly connections: ProducerConnections;
+  readonly connections: Pick<ProducerConnections, 'prefill'>;
   readonly model: ModelIdentity;
   readonly geometry: Geometry;
   readonly tokens: Uint32Array;
@@ -37,11 +37,13 @@ export async function remotePrefill(options: RemotePrefillOptions): Promise<Tran
       observer: observerOf(options),
     });
     if (result.failure === null) producer.circuit.succeeded();
+    else if (result.failedHere) producer.circuit.undecided();
     else producer.circuit.failed(result.failure.code);
     learn(options, result, startedAt);
     return result;
   } catch (error) {
-    producer.circuit.failed(toMuserError(error, 'INTERNAL').code);
+    // The request was cancelled, or the engine cannot go on.
+    producer.circuit.undecided();
     throw error;
   }
 }

@@ -60,6 +60,20 @@ describe('Circuit', () => {
   );
 });
 
+test('a request that says nothing about the producer gives a probe back', () => {
+  const time = { ms: 0 };
+  const circuit = new Circuit(() => time.ms);
+  circuit.begin();
+  circuit.undecided();
+  expect(circuit.admits).toBe(true);
+  circuit.failed('STALLED');
+  time.ms = 1_000;
+  circuit.begin();
+  expect(circuit.admits).toBe(false);
+  circuit.undecided();
+  expect(circuit.admits).toBe(true);
+});
+
 describe('ProducerDirectory', () => {
   function directory() {
     const time = { ms: 5_000 };
