@@ -64,6 +64,8 @@ export interface PrefillChunk {
   readonly end: number;
   /** First row of the window layers that is present; `end` when this chunk brings none. */
   readonly windowStart: number;
+  /** When its last row could be read, by `performance.now()`. */
+  readonly computedAtMs: number;
   /**
    * Writes the shard's rows in wire form: its parts in the plan's order, `plan.payloadBytes` bytes in all. Rejects when
    * the task is cancelled. The chunk is released only when every read has settled.

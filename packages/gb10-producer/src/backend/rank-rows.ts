@@ -43,6 +43,7 @@ export async function readShardFromRanks(
   { id, index, plan, target, signal }: ShardRead,
 ): Promise<void> {
   const { tokenStart, tokenCount } = plan;
+  const rowBytes = rowBytesOf(geometry);
   const reads = ranks.map(async (rank) => {
     const own = plan.parts.flatMap(({ layer, kind }, position) =>
       within(layer, rank.layers) ? [{ layer, kind, position }] : [],
@@ -52,10 +53,13 @@ export async function readShardFromRanks(
     const parts = own.map(({ layer, kind }): [number, 0 | 1] => [layer, kind === 'k' ? 0 : 1]);
     await rank.read({ id, index, tokenStart, tokenCount, parts }, own.length * tokenCount * share, (payload) => {
       if (signal.aborted) return;
-      for (const [nth, { position }] of own.entries()) {
-        const rows = payload.subarray(nth * tokenCount * share, (nth + 1) * tokenCount * share);
-        placeHeads(geometry, rank.heads[0], share, rows, target.subarray(position * tokenCount * rowBytesOf(geometry)));
-      }
+      const whole = share === rowBytes;
+      const [length, perPart] = whole ? [tokenCount * rowBytes, 1] : [share, tokenCount];
+      const headsAt = whole ? 0 : rank.heads[0] * geometry.headDimension * ELEMENT_BYTES;
+      spread(payload.pieces, length, target, (run) => {
+        const position = own[Math.floor(run / perPart)]?.position ?? 0;
+        return (position * tokenCount + (run % perPart)) * rowBytes + headsAt;
+      });
     });
   });
   // All of them, so that nothing is under way when this rejects.
@@ -63,12 +67,24 @@ export async function readShardFromRanks(
   if (failure !== undefined) throw failure.reason;
 }
 
-/** Copies rows of some heads, `share` bytes each, to where those heads are in whole rows. */
-function placeHeads(geometry: Geometry, firstHead: number, share: number, rows: Uint8Array, target: Uint8Array): void {
-  const rowBytes = rowBytesOf(geometry);
-  if (share === rowBytes) return target.set(rows);
-  const offset = firstHead * geometry.headDimension * ELEMENT_BYTES;
-  for (let row = 0; row * share < rows.length; row += 1) {
-    target.set(rows.subarray(row * share, (row + 1) * share), row * rowBytes + offset);
+/**
+ * Copies runs of `length` bytes, which follow one another in the pieces, each to where `placeOf` says. A run is a part (a
+ * rank with every head), or a row's heads.
+ */
+function spread(
+  pieces: readonly Uint8Array[],
+  length: number,
+  target: Uint8Array,
+  placeOf: (run: number) => number,
+): void {
+  let at = 0;
+  for (const piece of pieces) {
+    for (let from = 0; from < piece.length;) {
+      const inside = at % length;
+      const count = Math.min(piece.length - from, length - inside);
+      target.set(piece.subarray(from, from + count), placeOf((at - inside) / length) + inside);
+      from += count;
+      at += count;
+    }
   }
 }

@@ -35,6 +35,7 @@ export interface RunContext {
 /** A range that every rank has announced, and how many of the chunks made of it are not released. */
 interface Announced {
   readonly index: number;
+  readonly atMs: number;
   unreleased: number;
 }
 
@@ -192,7 +193,7 @@ export class VllmRun implements PrefillRun {
     this.#nextIndex = index + 1;
     const size = wanted === 0 ? limits.chunkTokens : Math.min(wanted, limits.chunkTokens);
     const pieces = piecesOf(model.geometry, heldTokens, { start, end, windowStart }, size);
-    const of = { index, unreleased: pieces.length };
+    const of = { index, atMs: performance.now(), unreleased: pieces.length };
     this.#pieces.push(...pieces.map((piece) => ({ ...piece, of })));
     if (!this.#stop.signal.aborted) onProgress?.(end);
     this.#wakeHandOut();
@@ -247,7 +248,12 @@ export class VllmRun implements PrefillRun {
       this.#settleWhenFree();
     };
     this.#chunks.push(
-      new VllmChunk({ start, end, windowStart }, (plan, target) => this.#read(of.index, plan, target), release),
+      new VllmChunk(
+        { start, end, windowStart },
+        of.atMs,
+        (plan, target) => this.#read(of.index, plan, target),
+        release,
+      ),
     );
     return end;
   }
@@ -274,13 +280,15 @@ class VllmChunk implements PrefillChunk {
   readonly start: number;
   readonly end: number;
   readonly windowStart: number;
+  readonly computedAtMs: number;
   readonly readShard: PrefillChunk['readShard'];
   #onRelease: (() => void) | null;
 
-  constructor(range: RowRange, read: PrefillChunk['readShard'], onRelease: () => void) {
+  constructor(range: RowRange, computedAtMs: number, read: PrefillChunk['readShard'], onRelease: () => void) {
     this.start = range.start;
     this.end = range.end;
     this.windowStart = range.windowStart;
+    this.computedAtMs = computedAtMs;
     this.readShard = read;
     this.#onRelease = onRelease;
   }

@@ -1,3 +1,5 @@
+import { MuserError } from '@muser/protocol';
+
 import {
   BRIDGE_LIMITS,
   BRIDGE_VERSION,
@@ -63,7 +65,7 @@ export class FrameDecoder {
   }
 
   /**
-   * The frames that are complete with this block. A payload may be a view of the block: copy it to keep it.
+   * The frames that are complete with this block. A payload is views of the blocks: copy what is to be kept.
    * @throws FrameError
    */
   *push(block: Buffer): Generator<Frame, void, undefined> {
@@ -72,12 +74,12 @@ export class FrameDecoder {
     for (;;) {
       if (this.#frameBytes === null) {
         if (this.#length < PREFIX_BYTES) return;
-        this.#frameBytes = PREFIX_BYTES + bodyLength(this.#peek(PREFIX_BYTES));
+        this.#frameBytes = PREFIX_BYTES + bodyLength(firstBytes(this.#blocks, PREFIX_BYTES));
       }
       if (this.#length < this.#frameBytes) return;
       const frame = this.#take(this.#frameBytes);
       this.#frameBytes = null;
-      yield decodeBody(frame.subarray(PREFIX_BYTES), this.#link, this.#from);
+      yield decodeBody(behind(frame, PREFIX_BYTES), this.#link, this.#from);
     }
   }
 
@@ -86,21 +88,36 @@ export class FrameDecoder {
     return this.#length === 0;
   }
 
-  #peek(count: number): Buffer {
-    const [first] = this.#blocks;
-    return first !== undefined && first.length >= count ? first : Buffer.concat(this.#blocks);
-  }
-
-  #take(count: number): Buffer {
-    const [first] = this.#blocks;
-    // Most frames are small and come whole.
-    const all = first !== undefined && first.length >= count ? first : Buffer.concat(this.#blocks);
-    const used = all === first ? 1 : this.#blocks.length;
-    const rest = all.subarray(count);
-    this.#blocks.splice(0, used, ...(rest.length > 0 ? [rest] : []));
+  #take(count: number): Buffer[] {
+    const taken: Buffer[] = [];
+    let left = count;
+    while (left > 0) {
+      const block = this.#blocks.shift();
+      if (block === undefined) throw new MuserError('INTERNAL', `${left} bytes of a frame are missing`);
+      taken.push(block.subarray(0, left));
+      if (block.length > left) this.#blocks.unshift(block.subarray(left));
+      left -= Math.min(left, block.length);
+    }
     this.#length -= count;
-    return all.subarray(0, count);
+    return taken;
   }
+}
+
+/** `count` bytes, or more, in one piece. The blocks have that many. */
+function firstBytes(blocks: readonly Buffer[], count: number): Buffer {
+  const [first] = blocks;
+  // Joined only where a border of blocks is in the way.
+  return first !== undefined && first.length >= count ? first : Buffer.concat(blocks, count);
+}
+
+/** The blocks without their first `count` bytes. */
+function behind(blocks: readonly Buffer[], count: number): Buffer[] {
+  let left = count;
+  return blocks.flatMap((block) => {
+    const skipped = Math.min(left, block.length);
+    left -= skipped;
+    return skipped === block.length ? [] : [block.subarray(skipped)];
+  });
 }
 
 function bodyLength(prefix: Buffer): number {
@@ -110,27 +127,30 @@ function bodyLength(prefix: Buffer): number {
   return length;
 }
 
-function decodeBody(body: Buffer, link: Link, from: Side): Frame {
-  const version = body.readUInt8(0);
-  const reserved = body.readUInt16LE(2);
+function decodeBody(body: readonly Buffer[], link: Link, from: Side): Frame {
+  const length = body.reduce((sum, block) => sum + block.length, 0);
+  const head = firstBytes(body, HEAD_BYTES);
+  const version = head.readUInt8(0);
+  const reserved = head.readUInt16LE(2);
   if (version !== BRIDGE_VERSION || reserved !== 0) {
     throw new FrameError('VERSION_UNKNOWN', `frame of version ${version}, reserved ${reserved}`);
   }
-  const kind = kindAt(body.readUInt8(1));
-  const headerBytes = body.readUInt32LE(4);
+  const kind = kindAt(head.readUInt8(1));
+  const headerBytes = head.readUInt32LE(4);
   if (headerBytes > BRIDGE_LIMITS.headerBytes) throw headerTooLarge(kind.name, headerBytes);
   const payloadAt = HEAD_BYTES + headerBytes;
-  if (payloadAt > body.length) {
-    throw new FrameError('FRAME_TRUNCATED', `${kind.name}: header of ${headerBytes} bytes in ${body.length}`);
+  if (payloadAt > length) {
+    throw new FrameError('FRAME_TRUNCATED', `${kind.name}: header of ${headerBytes} bytes in ${length}`);
   }
   if (!kind.links.includes(link) || kind.from !== from) {
     throw new FrameError('KIND_UNEXPECTED', `${kind.name} on the ${link} link from the ${from}`);
   }
-  const header = parseHeader(body.subarray(HEAD_BYTES, payloadAt), kind.name);
+  const header = parseHeader(firstBytes(body, payloadAt).subarray(HEAD_BYTES, payloadAt), kind.name);
   checkFields(kind.fields, header, kind.name);
-  checkPayload(kind, body.length - payloadAt);
+  checkPayload(kind, length - payloadAt);
+  const payload = { length: length - payloadAt, pieces: behind(body, payloadAt) };
   // checkFields has established the type that the kind's header has.
-  return { kind: kind.name, header, payload: body.subarray(payloadAt) } as unknown as Frame;
+  return { kind: kind.name, header, payload } as unknown as Frame;
 }
 
 const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });

@@ -5,6 +5,7 @@ import {
   BRIDGE_LIMITS,
   type DataHello,
   type NodeFrames,
+  type Payload,
   type Range,
   type ReadFailure,
   type WorkerFrame,
@@ -15,7 +16,7 @@ export type ReadRequest = Omit<NodeFrames['read'], 'read'>;
 interface PendingRead {
   readonly request: ReadRequest;
   readonly bytes: number;
-  readonly take: (payload: Uint8Array) => void;
+  readonly take: (payload: Payload) => void;
   readonly settle: (error: MuserError | null) => void;
 }
 
@@ -45,7 +46,7 @@ export class RankLink {
    * Reads rows of one announced chunk. `take` gets them once, `bytes` long, and must copy what it keeps.
    * @throws MuserError when the worker cannot give them or has ended
    */
-  read(request: ReadRequest, bytes: number, take: (payload: Uint8Array) => void): Promise<void> {
+  read(request: ReadRequest, bytes: number, take: (payload: Payload) => void): Promise<void> {
     return new Promise((resolve, reject) => {
       if (this.#broken !== null) return reject(this.#broken);
       const settle = (error: MuserError | null): void => (error === null ? resolve() : reject(error));

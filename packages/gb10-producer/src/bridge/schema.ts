@@ -128,10 +128,16 @@ export interface NodeFrames {
   readonly done: { readonly id: string };
 }
 
+/** Bulk bytes as they came from the socket: in pieces, because joining them would copy them. */
+export interface Payload {
+  readonly length: number;
+  readonly pieces: readonly Uint8Array[];
+}
+
 type AllFrames = WorkerFrames & NodeFrames;
 export type FrameKind = keyof AllFrames;
 type FrameOf<K extends keyof Frames, Frames> = {
-  [Kind in K]: { readonly kind: Kind; readonly header: Frames[Kind]; readonly payload: Uint8Array };
+  [Kind in K]: { readonly kind: Kind; readonly header: Frames[Kind]; readonly payload: Payload };
 }[K];
 export type Frame = FrameOf<FrameKind, AllFrames>;
 export type WorkerFrame = FrameOf<keyof WorkerFrames, WorkerFrames>;

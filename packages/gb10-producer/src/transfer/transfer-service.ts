@@ -180,7 +180,7 @@ export class TransferService {
   }
 
   #report(outcome: TransferOutcome, logger: Logger): void {
-    const { state, error, prefillMs, computedTokens, queueMs, payloadBytes, shards } = outcome;
+    const { state, error, prefillMs, computedTokens, queueMs, payloadBytes, shards, chunkSendMs } = outcome;
     if (prefillMs !== null && computedTokens >= LEAST_TOKENS_OF_A_RATE) this.#rate.learn(computedTokens, prefillMs);
     const facts = {
       state,
@@ -188,10 +188,16 @@ export class TransferService {
       queueMs: Math.round(queueMs),
       prefillMs: prefillMs && Math.round(prefillMs),
     };
-    if (error === null) logger.info({ ...facts, payloadBytes, shards }, 'transfer sealed');
-    else logFailure(logger, error, facts, `transfer ${state}`);
+    if (error === null) {
+      const { mean, slowest } = chunkSendMs ?? { mean: 0, slowest: 0 };
+      const sent = { payloadBytes, shards, chunkSendMs: round(mean), slowestChunkSendMs: round(slowest) };
+      logger.info({ ...facts, ...sent }, 'transfer sealed');
+    } else logFailure(logger, error, facts, `transfer ${state}`);
   }
 }
+
+/** To a tenth. */
+const round = (value: number): number => Math.round(10 * value) / 10;
 
 function logFailure(logger: Logger, error: MuserError, facts: object, message: string): void {
   const { code, cause } = error;

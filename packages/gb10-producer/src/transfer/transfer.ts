@@ -57,6 +57,8 @@ export interface TransferOutcome extends TransferEnd {
   readonly queueMs: number;
   /** Null when the prefill was not computed to its end. */
   readonly prefillMs: number | null;
+  /** From a chunk's last row being computed until the stream has taken its last shard: of all chunks; null without any. */
+  readonly chunkSendMs: { readonly mean: number; readonly slowest: number } | null;
   readonly computedTokens: number;
 }
 
@@ -73,6 +75,7 @@ export class Transfer {
   #payloadBytes = 0;
   #shards = 0;
   #chunks = 0;
+  readonly #chunkSendMs = { sum: 0, slowest: 0 };
 
   constructor(parts: TransferParts) {
     this.#parts = parts;
@@ -193,6 +196,9 @@ export class Transfer {
         this.#payloadBytes += plan.payloadBytes;
       }
       this.#chunks += 1;
+      const sendMs = performance.now() - chunk.computedAtMs;
+      this.#chunkSendMs.sum += sendMs;
+      this.#chunkSendMs.slowest = Math.max(this.#chunkSendMs.slowest, sendMs);
     } finally {
       // The chunk must not be released while one of its shards is being read.
       await next.catch(() => {});
@@ -261,6 +267,8 @@ export class Transfer {
       shards: this.#shards,
       queueMs: (this.#turnAtMs ?? performance.now()) - this.#beginAtMs,
       prefillMs: startedAtMs === null || endedAtMs === null ? null : endedAtMs - startedAtMs,
+      chunkSendMs:
+        this.#chunks === 0 ? null : { mean: this.#chunkSendMs.sum / this.#chunks, slowest: this.#chunkSendMs.slowest },
       computedTokens: this.#parts.admitted.request.tokens.length - 1 - reusedTokens,
     };
   }

@@ -74,6 +74,8 @@ export class PatternBackend implements PrefillBackend {
   readonly limits: BackendLimits;
   /** What every read fails with from now on. */
   readError: Error | null = null;
+  /** What every step fails with from now on. */
+  stepError: Error | null = null;
   readonly #running = new Map<PrefillRun, AbortController>();
   readonly #stepWaiters: (() => void)[] = [];
   #reached: (() => void)[] = [];
@@ -172,6 +174,7 @@ export class PatternBackend implements PrefillBackend {
       });
     }
     signal.throwIfAborted();
+    if (this.stepError !== null) throw this.stepError;
     this.#steps -= 1;
   }
 
@@ -200,6 +203,7 @@ export class PatternBackend implements PrefillBackend {
       start,
       end,
       windowStart,
+      computedAtMs: performance.now(),
       readShard: async (plan: ShardPlan, target: Uint8Array) => {
         await new Promise((resolve) => setImmediate(resolve));
         if (released) throw new Error('read after release');
