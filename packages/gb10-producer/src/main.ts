@@ -5,6 +5,7 @@ import { openBackend } from './backend/open-backend.js';
 import { ENV_PREFIX, producerConfigSchema } from './config.js';
 import { identityCommands } from './identity-commands.js';
 import { startProducer } from './producer.js';
+import { qualifyCommands } from './qualify/commands.js';
 
 /** Beyond the time for draining: closing the listener and freeing the engine. */
 const CLOSE_MARGIN_MS = 10_000;
@@ -48,5 +49,5 @@ const run: Command = {
   },
 };
 
-const commands = [...identityCommands, run];
+const commands = [...identityCommands, ...qualifyCommands, run];
 process.exit(await runCommandLine({ name: 'gb10-producer', argv: process.argv.slice(2), commands }));

@@ -153,7 +153,7 @@ function requireRole(peer: PeerIdentity, role: Role): void {
   throw new MuserError('PERMISSION_DENIED', `this call is for a ${role}; ${peer.nodeId} is a ${peer.role}`);
 }
 
-function ownVersion(): string {
+export function ownVersion(): string {
   const manifest = JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8')) as { version: string };
   return manifest.version;
 }

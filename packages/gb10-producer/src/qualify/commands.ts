@@ -1,0 +1,125 @@
+import { mkdir, open } from 'node:fs/promises';
+import { dirname } from 'node:path';
+
+import { MuserError } from '@muser/protocol';
+import {
+  type Command,
+  createLogger,
+  describeError,
+  EXIT,
+  flushLogger,
+  loadConfig,
+  printReady,
+  writeFileAtomic,
+} from '@muser/service-kit';
+
+import { ENV_PREFIX, producerConfigSchema } from '../config.js';
+import { MAX_RECORD_BYTES, openRecord, sealRecord, type VerifiedRecord } from './record.js';
+import { runQualification } from './run.js';
+import { recordSigner } from './signer.js';
+
+/** Exit codes of an end by signal: 128 and its number. */
+const SIGNALS = { SIGINT: 130, SIGTERM: 143 } as const;
+type StopSignal = keyof typeof SIGNALS;
+
+/**
+ * `qualify run` and `qualify verify`. Each prints JSON lines on standard output: of the run, `{"progress"}` as it goes;
+ * then one line that is the last, `{"result"}` or `{"error"}`.
+ */
+export const qualifyCommands: readonly Command[] = [
+  {
+    words: ['qualify', 'run'],
+    flags: ['config', 'gguf', 'out'],
+    run: ({ config = '', gguf = '', out = '' }) => reported((signal) => run({ config, gguf, out }, signal)),
+  },
+  {
+    words: ['qualify', 'verify'],
+    flags: ['file'],
+    run: ({ file = '' }) => reported(() => verify(file)),
+  },
+];
+
+async function run(files: { config: string; gguf: string; out: string }, signal: AbortSignal): Promise<number> {
+  const config = await loadConfig(producerConfigSchema, {
+    file: files.config,
+    env: process.env,
+    envPrefix: ENV_PREFIX,
+  });
+  const logger = createLogger('producer', config.logLevel);
+  const unfollow = config.exitWithParent ? followParent() : () => undefined;
+  try {
+    const record = await runQualification({
+      config,
+      gguf: files.gguf,
+      logger,
+      signal,
+      onProgress: (progress) => printReady({ progress }),
+    });
+    const signer = await recordSigner(config.stateDir);
+    const content = sealRecord(record, signer);
+    await mkdir(dirname(files.out), { recursive: true });
+    await writeFileAtomic(files.out, content, 0o644);
+    return told(openRecord(content));
+  } finally {
+    unfollow();
+    await flushLogger(logger);
+  }
+}
+
+async function verify(path: string): Promise<number> {
+  return told(openRecord(await readCapped(path)));
+}
+
+function told(result: VerifiedRecord): number {
+  printReady({ result });
+  return result.record.verdict === 'passed' ? EXIT.ok : EXIT.failed;
+}
+
+async function readCapped(path: string): Promise<string> {
+  const file = await open(path).catch((cause: unknown) => {
+    throw new MuserError('NOT_FOUND', `${path} cannot be opened`, { cause });
+  });
+  try {
+    const { size } = await file.stat();
+    if (size > MAX_RECORD_BYTES) {
+      throw new MuserError('MESSAGE_TOO_LARGE', `${path} has ${size} bytes; a record has at most ${MAX_RECORD_BYTES}`);
+    }
+    return await file.readFile('utf8');
+  } finally {
+    await file.close();
+  }
+}
+
+/** The exit code of `work`, which gets a signal that SIGINT and SIGTERM abort. What it throws is the last line. */
+async function reported(work: (signal: AbortSignal) => Promise<number>): Promise<number> {
+  const stop = new AbortController();
+  let stoppedBy: StopSignal | null = null;
+  const onSignal = (name: StopSignal): void => {
+    if (stoppedBy !== null) process.exit(SIGNALS[name]);
+    stoppedBy = name;
+    stop.abort(new MuserError('CANCELLED', `stopped by ${name}`));
+  };
+  const names = Object.keys(SIGNALS) as StopSignal[];
+  for (const name of names) process.on(name, onSignal);
+  // Whoever read the output may be gone, and closing goes on.
+  process.stdout.on('error', () => undefined);
+  try {
+    return await work(stop.signal);
+  } catch (error) {
+    const { code, message } = describeError(error);
+    printReady({ error: { code, message } });
+    if (stoppedBy !== null) return SIGNALS[stoppedBy];
+    return code === 'CONFIG_INVALID' ? EXIT.usage : EXIT.failed;
+  } finally {
+    for (const name of names) process.off(name, onSignal);
+  }
+}
+
+/** Ends like a SIGTERM when standard input ends: whoever started this is gone. */
+function followParent(): () => void {
+  const onGone = (): void => void process.kill(process.pid, 'SIGTERM');
+  process.stdin.once('end', onGone).once('error', onGone).resume();
+  return () => {
+    process.stdin.off('end', onGone).off('error', onGone).pause();
+  };
+}
