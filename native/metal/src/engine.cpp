@@ -69,7 +69,12 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options)
 Engine::~Engine() { stop_and_wait(); }
 
 void Engine::start(Completion<> completion) {
-  thread_ = std::thread([this, completion = std::move(completion)] { main(completion); });
+  thread_ = std::thread([this, completion = std::move(completion)]() mutable {
+    main(completion);
+    // It may hold the model, which whoever waits for the end expects to be free.
+    completion = {};
+    finish_stopping();
+  });
 }
 
 void Engine::stop(std::function<void()> stopped) {
@@ -100,7 +105,6 @@ void Engine::main(const Completion<>& completion) {
     completion.failed(stopping_.load() ? EngineError(ErrorCode::Cancelled, "the engine was closed") : current_error());
     stopping_.store(true);
   }
-  finish_stopping();
 }
 
 /// Runs commands and batches until the engine is told to stop.

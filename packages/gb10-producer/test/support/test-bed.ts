@@ -25,6 +25,7 @@ import { TestAuthority, type TestIdentity, writeIdentityFolder } from '@muser/te
 import { formatTarget, PeerClient } from '@muser/transport';
 
 import type { PrefillBackend } from '../../src/backend/backend.js';
+import type { openBackend } from '../../src/backend/open-backend.js';
 import { producerConfigSchema } from '../../src/config.js';
 import { identityDir, type Producer, startProducer } from '../../src/producer.js';
 import { MUSE_NANO } from './model.js';
@@ -90,30 +91,53 @@ export interface Received {
 /** A real producer on loopback with real certificates, and decoders that are enrolled with it. */
 export class TestBed {
   readonly authority: TestAuthority;
-  readonly producer: Producer;
+  readonly stateDir: string;
   readonly #producerIdentity: TestIdentity;
-  readonly #stateDir: string;
+  readonly #launch: () => Promise<Producer>;
   readonly #clients: PeerClient[] = [];
+  #producer: Producer;
 
-  private constructor(authority: TestAuthority, producerIdentity: TestIdentity, producer: Producer, stateDir: string) {
-    this.authority = authority;
-    this.producer = producer;
-    this.#producerIdentity = producerIdentity;
-    this.#stateDir = stateDir;
+  private constructor(
+    identities: { authority: TestAuthority; producer: TestIdentity },
+    stateDir: string,
+    launch: () => Promise<Producer>,
+    producer: Producer,
+  ) {
+    this.authority = identities.authority;
+    this.stateDir = stateDir;
+    this.#producerIdentity = identities.producer;
+    this.#launch = launch;
+    this.#producer = producer;
   }
 
-  static async start(config: Record<string, unknown> = {}, backend?: PrefillBackend): Promise<TestBed> {
+  /** @param engine a backend that is there already, or what opens one; left out: that of the configuration */
+  static async start(
+    config: Record<string, unknown> = {},
+    engine?: PrefillBackend | typeof openBackend,
+  ): Promise<TestBed> {
     const authority = await TestAuthority.create();
     const stateDir = await mkdtemp(join(tmpdir(), 'muser-producer-'));
     const identity = await authority.identity('producer');
     await writeIdentityFolder(identityDir(stateDir), identity);
-    const producer = await startProducer(
-      producerConfigSchema.parse({ stateDir, model: MUSE_NANO, threads: 1, ...config }),
-      createLogger('producer', 'silent'),
-      new AbortController().signal,
-      ...(backend === undefined ? [] : [() => Promise.resolve(backend)]),
-    );
-    return new TestBed(authority, identity, producer, stateDir);
+    const open = typeof engine === 'object' ? () => Promise.resolve(engine) : engine;
+    const launch = (): Promise<Producer> =>
+      startProducer(
+        producerConfigSchema.parse({ stateDir, model: MUSE_NANO, threads: 1, ...config }),
+        createLogger('producer', 'silent'),
+        new AbortController().signal,
+        ...(open === undefined ? [] : [open]),
+      );
+    return new TestBed({ authority, producer: identity }, stateDir, launch, await launch());
+  }
+
+  get producer(): Producer {
+    return this.#producer;
+  }
+
+  /** The same producer in a new process, as far as its state folder is concerned; it gets another address. */
+  async restart(): Promise<void> {
+    await this.#producer.close();
+    this.#producer = await this.#launch();
   }
 
   get target(): string {
@@ -123,7 +147,7 @@ export class TestBed {
   async close(): Promise<void> {
     for (const client of this.#clients) client.close();
     await this.producer.close();
-    await rm(this.#stateDir, { recursive: true });
+    await rm(this.stateDir, { recursive: true });
   }
 
   async peer(role: 'decoder' | 'coordinator' | 'producer', target = this.target): Promise<TestPeer> {
