@@ -208,7 +208,8 @@ class WorkerHalf:
             "index": chunk.index,
             "start": chunk.start,
             "end": chunk.end,
-            "windowStart": chunk.window_start,
+            # A rank without window layers has all that are asked of it; another rank's may be missing.
+            "windowStart": chunk.window_start if self._layers.window_layers else chunk.start,
         }
         with transfer.lock:
             if transfer.closed is None:

@@ -51,11 +51,13 @@ class Link:
 class Engine:
     """Runs steps: groups 0 (window) and 1 (global); what vLLM would write is written between begin and end."""
 
-    def __init__(self, *, staging: int = 1 << 20, lease: float = 30.0) -> None:
+    def __init__(self, *, staging: int = 1 << 20, lease: float = 30.0, layers: range = range(len(KINDS))) -> None:
+        """:param layers: those that the rank has"""
         self.caches = [torch.zeros(BLOCKS, HEADS, SLOTS, 2 * DIM, dtype=torch.bfloat16) for _ in KINDS]
         places = {"window": 0, "global": 0}
         sources = {}
-        for number, (kind, cache) in enumerate(zip(KINDS, self.caches, strict=True)):
+        for number in layers:
+            kind, cache = KINDS[number], self.caches[number]
             reader = RowReader(cache, probe_layer(update, cache, HEADS, DIM))
             group = 0 if kind == "window" else 1
             sources[number] = LayerSource(f"l{number}", number, group, kind == "window", places[kind], reader)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from cache import DIM, HEADS, Engine, expected
+from cache import DIM, HEADS, KINDS, Engine, expected
 
 from muser_vllm.metadata import FinishedRequest, PrefillSpec
 from muser_vllm.refusals import Refused
@@ -94,6 +94,21 @@ def test_several_requests_in_one_step() -> None:
     engine.step((a, 0, 8, blocks(1, 2), True), (b, 0, 5, blocks(3, 4), True))
     assert torch.equal(engine.read("a", 0, 0, 8, ALL), expected(ALL, 0, 8))
     assert torch.equal(engine.read("b", 0, 0, 5, ALL), expected(ALL, 0, 5))
+
+
+@pytest.mark.parametrize("layers", [range(1), range(1, 2), range(1, 3), range(2, 4)])
+def test_a_rank_that_has_some_of_the_layers(layers: range) -> None:
+    engine = Engine(layers=layers)
+    engine.step((PrefillSpec("a", 0, 12), 0, 12, blocks(1, 2, 3), True))
+    windows = "window" in (KINDS[layer] for layer in layers)
+    chunk = {"id": "a", "index": 0, "start": 0, "end": 12, "windowStart": 4 if windows else 0}
+    assert engine.link.frames == [("chunk", chunk)]
+    own = [[layer, which] for layer in layers for which in (0, 1)]
+    assert torch.equal(engine.read("a", 0, 4, 8, own), expected(own, 4, 8))
+    for other in set(range(4)) - set(layers):
+        assert engine.read("a", 0, 4, 8, [[other, 0]]) == "RANGE"
+    assert engine.step(preempted=("a",)) == set()
+    assert torch.equal(engine.read("a", 0, 4, 8, own), expected(own, 4, 8))
 
 
 @pytest.mark.parametrize(
