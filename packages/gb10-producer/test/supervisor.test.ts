@@ -4,6 +4,7 @@ import { mkdtemp, rm, rmdir, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
+import { MuserError } from '@muser/protocol';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 
 import { VllmBackend, type VllmOptions } from '../src/backend/vllm.js';
@@ -58,6 +59,21 @@ async function open(settings: Record<string, unknown>, more: Partial<VllmOptions
 const once = (): { faultOnce: string } => ({ faultOnce: join(folder, 'done') });
 
 describe('a worker that ends', () => {
+  it('by not stopping a prefill that was cancelled is ended, and the place is free again', async () => {
+    const vllm = await open({ fault: 'deaf:middle', ...once() }, { hangLimitMs: 500 });
+    const [first] = vllm.workerPids;
+    const controller = new AbortController();
+    const run = start(vllm, 1, 700, controller.signal);
+    const consumed = consume(run);
+    await until(() => existsSync(join(folder, 'done')));
+    const reason = new MuserError('CANCELLED', 'test');
+    controller.abort(reason);
+    await expect(consumed).rejects.toBe(reason);
+    await run.computed;
+    await until(() => vllm.workerPids.length > 0 && vllm.workerPids[0] !== first);
+    expect(await consume(start(vllm, 2))).toBe(699);
+  });
+
   it('fails all of its requests at once, and who comes meanwhile is told that it restarts', async () => {
     const vllm = await open({ fault: 'kill:chunk', ...once() }, { restartPausesMs: [60_000] });
     const [first, second] = await Promise.allSettled([consume(start(vllm, 1)), consume(start(vllm, 2))]);

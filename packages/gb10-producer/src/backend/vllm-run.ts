@@ -6,6 +6,7 @@ import { orAborted, orLate } from '../abort.js';
 import { readError, type RankLink } from '../bridge/rank-link.js';
 import type { ChunkHeader, EndReason, FailureCode, FinishedHeader } from '../bridge/schema.js';
 import type { WorkerUse } from '../bridge/supervisor.js';
+import type { VllmWorker } from '../bridge/worker.js';
 import type { PrefillBackend, PrefillChunk, PrefillRun, PrefillTask } from './backend.js';
 import { checkTask } from './check-task.js';
 import { piecesOf, type RowRange } from './chunk-pieces.js';
@@ -13,13 +14,13 @@ import { ChunkQueue } from './chunk-queue.js';
 import { readShardFromRanks } from './rank-rows.js';
 import { windowRowsFrom } from './window-rows.js';
 
-/** vLLM stops within a step; a worker that does not answer at all is ended by its watchdog. */
-const STOP_LIMIT_MS = 30_000;
 /** Chunks and the news that compute has ended come by different sockets. */
 const LAST_CHUNK_LIMIT_MS = 10_000;
 
 export interface RunContext {
   readonly backend: Pick<PrefillBackend, 'model' | 'limits'>;
+  /** A worker that has not stopped a cancelled prefill by then is hung, although it gives signs of life. */
+  readonly stopLimitMs: number;
   /** Takes one of the places for running prefills. @throws MuserError CONTEXT_FULL and others */
   readonly admit: (task: PrefillTask) => void;
   readonly useWorker: (run: VllmRun, signal: AbortSignal) => Promise<WorkerUse>;
@@ -155,7 +156,7 @@ export class VllmRun implements PrefillRun {
     this.timings.startedAtMs = performance.now();
     worker.prefill({ id: this.id, heldTokens, cacheScope }, tokens);
     void this.#handOut();
-    const header = await this.#orStopped(orAborted(finished, worker.failed));
+    const header = await this.#orStopped(orAborted(finished, worker.failed), worker);
     if (!header.ok) throw failureOf(header.code, header.message);
     this.timings.reusedTokens = Math.min(header.reusedTokens, tokens.length - 1);
     this.timings.endedAtMs = performance.now();
@@ -163,12 +164,14 @@ export class VllmRun implements PrefillRun {
   }
 
   /** After a cancel the worker still tells when it has stopped; only then the place is free. */
-  async #orStopped(finished: Promise<FinishedHeader>): Promise<FinishedHeader> {
+  async #orStopped(finished: Promise<FinishedHeader>, worker: VllmWorker): Promise<FinishedHeader> {
     try {
       return await orAborted(finished, this.#stop.signal);
     } catch (error) {
-      if (this.#stop.signal.aborted)
-        await orLate(finished, STOP_LIMIT_MS, () => new Error('late')).catch(() => undefined);
+      await orLate(finished, this.#context.stopLimitMs, () => new Error('late')).catch(() => {
+        // Without effect when the worker has ended anyway.
+        worker.giveUp('it does not stop a prefill that was cancelled');
+      });
       throw error;
     }
   }

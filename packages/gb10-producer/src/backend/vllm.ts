@@ -115,6 +115,7 @@ export class VllmBackend implements PrefillBackend {
   prefill(task: PrefillTask): PrefillRun {
     return new VllmRun(task, {
       backend: this,
+      stopLimitMs: this.#options.hangLimitMs,
       admit: (wanted) => this.#admit(wanted),
       useWorker: (run, signal) => this.#useWorker(run, signal),
       ranksOf: ({ worker }) => this.#ranksOf(worker),

@@ -139,6 +139,11 @@ export class VllmWorker {
     for (const rank of this.ranks) rank.release(id, index);
   }
 
+  /** It hangs in a way that its heartbeat does not show: everything of it is ended. */
+  giveUp(symptom: string): void {
+    this.#lifetime.endHung(symptom);
+  }
+
   /** Asks it to end, ends it when it does not, and waits until nothing of it is left. */
   close(): Promise<void> {
     return this.#lifetime.close();
@@ -179,10 +184,7 @@ class Lifetime {
     this.ready = orAborted(readyOrNot, this.failed);
     this.ready.catch(() => {});
     this.ended = new Promise((resolve) => (this.#hasEnded = resolve));
-    this.#watchdog = new Watchdog(options.hangLimitMs, (symptom) => {
-      const error = new MuserError('ENGINE_FAILED', `the vLLM worker hangs: ${symptom}`);
-      this.end({ cause: 'hung', error, permanent: false });
-    });
+    this.#watchdog = new Watchdog(options.hangLimitMs, (symptom) => this.endHung(symptom));
   }
 
   get failed(): AbortSignal {
@@ -219,6 +221,11 @@ class Lifetime {
     if (this.#end === null) this.send('shutdown', {});
     this.end({ cause: 'closed', error: new MuserError('CANCELLED', 'the vLLM worker is closed'), permanent: false });
     await this.ended;
+  }
+
+  endHung(symptom: string): void {
+    const error = new MuserError('ENGINE_FAILED', `the vLLM worker hangs: ${symptom}`);
+    this.end({ cause: 'hung', error, permanent: false });
   }
 
   /** The first reason counts. Whoever waits hears it at once; `ended` follows when all is gone. */

@@ -4,7 +4,8 @@ Rows are those of pattern-backend.ts. What it is told is in its settings beside 
 "<what>:<when>". Moments, in order: start (connected), weights, kv_cache, warm_up, idle (nothing to do), queued (a second
 prefill waits while one computes), prefill, chunk (the first one is announced), middle, last (computed, not said so), read,
 sending (in the midst of an answer), done. With `faultOnce`, a file, only the first worker that gets so far fails. With
-`family`, a file, every worker makes sure that nothing of those before it is alive.
+`family`, a file, every worker makes sure that nothing of those before it is alive. With `noise`, [seed, rate], that share of
+its frames is damaged, or another one comes in their place that is in order as such.
 """
 
 import itertools
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 from array import array
+from random import Random
 
 from muser_vllm import frames
 
@@ -126,6 +128,8 @@ FAULTS = {
     "engine": lambda: refuse("ENGINE_FAILED"),
     "engineoom": lambda: (print("torch.OutOfMemoryError: [1, 2]", file=sys.stderr, flush=True), refuse("ENGINE_FAILED")),
     "starve": starve,
+    # Alive, and busy for ever: no abort gets through.
+    "deaf": lambda: time.sleep(600),
 }
 SOCKET_FAULTS = {
     "garbage": lambda link: link.sendall(b"\xff" * 4 + os.urandom(4092)),
@@ -142,12 +146,64 @@ class Link:
 
     def send(self, kind, header, payload=b""):
         with self.lock:
-            self.socket.sendall(frames.encode(kind, header, payload))
+            self.socket.sendall(noisy(self.name, frames.encode(kind, header, payload)))
 
     def frames(self):
         stream = self.socket.makefile("rb")
         while prefix := stream.read(4):
             yield frames.decode_body(memoryview(stream.read(frames.body_length(prefix))), self.name, "node")
+
+
+noise = settings.get("noise")
+chance = Random(f"{noise[0]}-{os.getpid()}") if noise else None
+
+
+def noisy(link, frame):
+    if noise is None or chance.random() >= noise[1]:
+        return frame
+    data = bytearray(frame)
+    what = chance.randrange(4)
+    if what == 0:
+        for _ in range(chance.randint(1, 4)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+    elif what == 1:
+        del data[chance.randrange(len(data)) :]
+    elif what == 2:
+        data[:0] = chance.randbytes(chance.randint(1, 40))
+    else:
+        data[:0] = babble(link)
+    return bytes(data)
+
+
+def babble(link):
+    """A frame that is right as such: but nobody has asked for it, or it says another thing than others."""
+    small, id_ = chance.randrange(64), chance.choice([*prompts, "nobody"])
+    codes = ["UNKNOWN", "RANGE", "CANCELLED", "PREEMPTED", "STAGING_FULL", "LEASE_EXPIRED", "ENGINE_FAILED"]
+    if link == "data":
+        start = chance.randrange(700)
+        chunk = {"id": id_, "index": small, "start": start, "end": start + small, "windowStart": start + small // 2}
+        kind, header, payload = chance.choice(
+            [
+                ("chunk", chunk, b""),
+                ("rows", {"read": small}, bytes(2 * chance.randint(1, 4096))),
+                ("failed", {"read": small, "code": chance.choice(codes)}, b""),
+                ("ended", {"id": id_, "reason": chance.choice([*codes[2:], "DONE"])}, b""),
+                ("milestone", {"name": "weights", "ms": small}, b""),
+            ]
+        )
+        return frames.encode(kind, header, payload)
+    failed = {"ok": False, "code": chance.choice(["CANCELLED", "OUT_OF_MEMORY", "INVALID_REQUEST"]), "message": "no"}
+    fine = {"ok": True, "promptTokens": small, "reusedTokens": 131072, "preemptions": 0}
+    kind, header = chance.choice(
+        [
+            ("finished", {"id": id_, **failed}),
+            ("finished", {"id": id_, **fine}),
+            ("heartbeat", {"steps": 0, "runningRequests": 65536, "freeMemoryBytes": 2**53 - 1}),
+            ("milestone", {"name": "ready", "ms": 86400000}),
+            ("refused", {"code": "SELF_TEST_FAILED", "message": "no"}),
+        ]
+    )
+    return frames.encode(kind, header)
 
 
 class Prompt:
