@@ -8,6 +8,7 @@ import {
   type WireType,
 } from '@muser/protocol';
 
+import { orAborted } from '../../src/abort.js';
 import type {
   BackendHealth,
   BackendLimits,
@@ -168,10 +169,8 @@ export class PatternBackend implements PrefillBackend {
     await new Promise((resolve) => setImmediate(resolve));
     while (this.#steps <= 0 && !signal.aborted) {
       for (const tell of this.#reached.splice(0)) tell();
-      await new Promise<void>((resolve) => {
-        this.#stepWaiters.push(resolve);
-        signal.addEventListener('abort', () => resolve(), { once: true });
-      });
+      // Aborted: the loop ends.
+      await orAborted(new Promise<void>((resolve) => this.#stepWaiters.push(resolve)), signal).catch(() => undefined);
     }
     signal.throwIfAborted();
     if (this.stepError !== null) throw this.stepError;
