@@ -234,6 +234,7 @@ describe('a node', () => {
       load: null,
       model: null,
       backend: null,
+      modelLoaded: null,
       version: null,
       certificateExpires: iso,
     });

@@ -133,6 +133,22 @@ export function testRegistryStore(name: string, create: () => Promise<RegistrySt
       ]);
     });
 
+    it('notes orders without changing anything, and none to a node that is not there', async () => {
+      const { nodeId } = await store.enroll(enrollmentOf(), 5);
+      const before = await store.list();
+      await store.note(nodeId, 'node-paused', 6);
+      await store.note(nodeId, 'node-resumed', 7);
+      expect(await store.list()).toEqual(before);
+      expect((await store.audit()).slice(1)).toEqual([
+        { sequence: 2, atMs: 6, action: 'node-paused', nodeId, details: { name: 'spark' } },
+        { sequence: 3, atMs: 7, action: 'node-resumed', nodeId, details: { name: 'spark' } },
+      ]);
+      await store.revoke(nodeId, 8);
+      await expect(store.note(nodeId, 'node-paused', 9)).rejects.toMatchObject({ code: 'NOT_FOUND' });
+      await expect(store.note(enrollmentOf().nodeId, 'node-paused', 9)).rejects.toMatchObject({ code: 'NOT_FOUND' });
+      expect(await store.audit()).toHaveLength(4);
+    });
+
     it('takes changes that come at the same time one after another', async () => {
       const enrollments = Array.from({ length: 20 }, () => enrollmentOf());
       await Promise.all(enrollments.map((enrollment) => store.enroll(enrollment, 1)));

@@ -1,7 +1,14 @@
 import { createHash } from 'node:crypto';
 
-import type { NodeStatus } from '@muser/protocol';
-import { addNodeService, createServer, formatTarget, PeerListener, type Identity } from '@muser/transport';
+import type { NodeStatus, SetPausedRequest } from '@muser/protocol';
+import {
+  addNodeService,
+  createServer,
+  formatTarget,
+  PeerListener,
+  type Identity,
+  type WatchCall,
+} from '@muser/transport';
 import { onTestFinished } from 'vitest';
 
 export const digest = (text: string): Uint8Array => createHash('sha256').update(text).digest();
@@ -33,10 +40,20 @@ export function statusOf(nodeId: string, change: Partial<NodeStatus> = {}): Node
   };
 }
 
+type OrderCall = WatchCall<SetPausedRequest, NodeStatus>;
+
 /** A real peer with the Node service: sends its status when it is asked, and again when a test changes it. */
 export class StandInProducer {
   readonly target: string;
   watchers = 0;
+  /** Every order that came. */
+  readonly orders: SetPausedRequest[] = [];
+  /** What becomes of an order: at once as it says, unless a test wants something else. */
+  onOrder = async (call: OrderCall): Promise<void> => {
+    await call.send(this.#status);
+    this.send({ state: call.request.paused ? 'paused' : 'ready' });
+    await call.send(this.#status);
+  };
   readonly #listener: PeerListener;
   readonly #wake = new Set<() => void>();
   #status: NodeStatus;
@@ -55,7 +72,10 @@ export class StandInProducer {
       watch: async (call) => {
         await served.producer?.serve(call.signal, (status) => call.send(status));
       },
-      setPaused: (call) => Promise.reject(new Error(`not expected here: ${call.peer.nodeId}`)),
+      setPaused: async (call) => {
+        served.producer?.orders.push(call.request);
+        await served.producer?.onOrder(call);
+      },
     });
     const listener = await PeerListener.listen({ identity, host: '127.0.0.1', port: options.port ?? 0, server });
     const producer = new StandInProducer(listener, statusOf(identity.nodeId, options.status));
