@@ -1,5 +1,6 @@
 #!/usr/bin/env node
 import { Command } from 'commander';
+import { asTyped } from './command-name.js';
 import { registerAsk } from './commands/ask.js';
 import { registerDemo } from './commands/demo.js';
 import { registerDev } from './commands/dev.js';
@@ -15,6 +16,10 @@ const program = new Command('muser')
   .description('Prefill on an NVIDIA GB10, decode on a Mac: one request, two machines.')
   .version(cliVersion())
   .exitOverride()
+  .configureOutput({
+    writeOut: (text) => process.stdout.write(asTyped(text)),
+    writeErr: (text) => process.stderr.write(asTyped(text)),
+  })
   // So that `muser producer` and `muser producer plan` can each have a --model.
   .enablePositionalOptions()
   .showHelpAfterError('(see --help)')
@@ -42,5 +47,5 @@ process.stderr.on('error', () => undefined);
 try {
   await program.parseAsync();
 } catch (error) {
-  process.exitCode = reportError(error);
+  process.exitCode = reportError(error, process.argv.slice(2));
 }

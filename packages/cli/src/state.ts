@@ -97,15 +97,27 @@ export function isMissing(error: unknown): boolean {
   return code === 'ENOENT' || code === 'ENOTDIR';
 }
 
-/** --url, else MUSER_URL, else what a `muser dev` with this state folder wrote, else the default port on this machine. */
+/**
+ * --url, else MUSER_URL, else what a `muser dev` with this state folder wrote, else the default port on this machine.
+ * @throws CliError when --state names a folder with which nothing runs
+ */
 export async function decoderUrl(
   options: { url?: string | undefined; state?: string | undefined },
   env: NodeJS.ProcessEnv,
 ): Promise<URL> {
   const given = options.url ?? (options.state === undefined ? env['MUSER_URL'] : undefined);
   if (given !== undefined && given !== '') return parseUrl(given);
-  const endpoints = await readEndpoints(stateLayout(stateRoot(options.state, env)));
+  const root = stateRoot(options.state, env);
+  const endpoints = await readEndpoints(stateLayout(root));
+  if (endpoints === null && options.state !== undefined) throw notRunning(root);
   return new URL(endpoints?.decoder ?? `http://127.0.0.1:${DEFAULT_DECODER_PORT}`);
+}
+
+/** Whoever names a folder means that system, not whatever else listens on the usual port. */
+function notRunning(root: string): CliError {
+  return new CliError(EXIT.unreachable, 'PEER_UNREACHABLE', `nothing runs with the state folder ${root}`, {
+    advice: 'Start it with `muser dev --state …`, or name the decoder with --url.',
+  });
 }
 
 function parseUrl(text: string): URL {

@@ -1,4 +1,5 @@
 import type { WriteStream } from 'node:tty';
+import { asTyped } from './command-name.js';
 
 type Colour = 'bold' | 'dim' | 'red' | 'green' | 'yellow';
 const ANSI: Record<Colour, [number, number]> = {
@@ -61,7 +62,7 @@ export class StatusOutput {
   /** A line that stays, also with --quiet: errors, and tables that were asked for. */
   always(text: string): void {
     this.clear();
-    this.stream.write(`${text}\n`);
+    this.stream.write(`${asTyped(text, this.options.env)}\n`);
   }
 
   /** Replaces the status line; does nothing where lines cannot be rewritten. */

@@ -1,9 +1,11 @@
 import { execFileSync } from 'node:child_process';
-import { chmod, mkdir, mkdtemp, rm, stat, writeFile } from 'node:fs/promises';
+import { chmod, mkdir, mkdtemp, rm, stat, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { execa } from 'execa';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { runCli } from './support/cli.js';
+import { CLEAN_ENV, runCli } from './support/cli.js';
 
 let folder: string;
 beforeAll(async () => {
@@ -35,6 +37,36 @@ describe('help', () => {
     const { exitCode, stdout } = await runCli(['--version']);
     expect(exitCode).toBe(0);
     expect(stdout).toMatch(/^\d+\.\d+\.\d+$/);
+  });
+});
+
+describe('hints', () => {
+  it.each([
+    ['./muser', './muser'],
+    ['/opt/my tools/muser', "'/opt/my tools/muser'"],
+    ['muser', 'muser'],
+    ['', 'muser'],
+  ])('name the command as it was typed: %s', async (typed, shown) => {
+    const env = { MUSER_COMMAND: typed };
+    const help = await runCli(['ask', '--help'], { env });
+    expect(help.stdout).toContain(`\n  $ ${shown} ask "What does grep do?"\n`);
+    const failed = await runCli(['ask', '--url', 'http://127.0.0.1:1', 'x'], { env });
+    expect(failed.stderr).toContain(`Start one with \`${shown} dev\``);
+  });
+
+  it('are told by the script of a checkout what was typed', async () => {
+    const checkout = fileURLToPath(new URL('../../../', import.meta.url));
+    const bin = join(folder, 'bin');
+    await mkdir(bin);
+    // In the place of Node: says what it was told. The script's bootstrap is another matter.
+    await writeFile(join(bin, 'node'), '#!/bin/sh\necho "$MUSER_COMMAND"\n', { mode: 0o755 });
+    await symlink(join(checkout, 'muser'), join(bin, 'muser'));
+    const env = { PATH: `${bin}:${CLEAN_ENV.PATH}` };
+    const typed = async (command: string): Promise<string | undefined> =>
+      (await execa(command, ['dev'], { cwd: checkout, env, extendEnv: false })).stdout.split('\n').at(-1);
+    expect(await typed('./muser')).toBe('./muser');
+    expect(await typed(join(checkout, 'muser'))).toBe(join(checkout, 'muser'));
+    expect(await typed('muser')).toBe('muser');
   });
 });
 
@@ -81,6 +113,29 @@ describe('what cannot be used', () => {
     });
   });
 
+  it.each([
+    [['--json', '--bogus'], 'unknown option'],
+    [['ask', '--json', '--bogus', 'x'], "unknown option '--bogus'"],
+    [['dev', '--json', '--port', 'x'], 'whole number'],
+    [['--json'], 'option'],
+  ])('wrong usage %j: one object with the code', async (args, message) => {
+    const run = await runCli(args);
+    expect(run.exitCode).toBe(2);
+    expect(JSON.parse(run.stdout)).toEqual({
+      error: { code: 'INVALID_REQUEST', message: expect.stringContaining(message) as string },
+    });
+  });
+
+  it('a --json that belongs to the question prints nothing', async () => {
+    expect(await runCli(['ask', '--bogus', '--', '--json'])).toMatchObject({ exitCode: 2, stdout: '' });
+  });
+
+  it.runIf(process.platform === 'linux')('a state folder where none can be made', async () => {
+    const run = await runCli(['dev', '--state', '/proc/muser']);
+    expect(run).toMatchObject({ exitCode: 1, stdout: '' });
+    expect(run.stderr).toMatch(/the folder \/proc\/muser cannot be made.*\(CONFIG_INVALID\)/);
+  });
+
   it('a folder of other things as state folder; it stays open to others', async () => {
     const foreign = join(folder, 'foreign');
     await mkdir(foreign);
@@ -106,6 +161,18 @@ describe('unreachable', () => {
     const run = await runCli(['ask', '--url', 'http://127.0.0.1:1', 'x']);
     expect(run).toMatchObject({ exitCode: 3, stdout: '' });
     expect(run.stderr).toMatch(/no decoder at http:\/\/127.0.0.1:1.*\n.*muser dev/);
+  });
+
+  it('a state folder with which nothing runs, although something listens on the usual port', async () => {
+    const run = await runCli(['ask', '--json', '--state', join(folder, 'idle'), 'x']);
+    expect(run.exitCode).toBe(3);
+    expect(JSON.parse(run.stdout)).toEqual({
+      error: {
+        code: 'PEER_UNREACHABLE',
+        message: `nothing runs with the state folder ${join(folder, 'idle')}`,
+      },
+    });
+    expect(run.stderr).toContain('muser dev --state');
   });
 
   it('a decoder, with --json: one object with the code', async () => {
