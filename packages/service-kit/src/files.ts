@@ -33,13 +33,33 @@ export async function createFileOnce(path: string, data: string | Uint8Array): P
 /** Makes a folder, with those above it, that only its owner may enter. An existing one is closed to others. */
 export async function ensurePrivateFolder(path: string): Promise<void> {
   try {
-    await mkdir(path, { recursive: true, mode: FOLDER_MODE });
+    await makeFolders(path);
     const found = await stat(path);
     if ((found.mode & OTHERS) !== 0) await chmod(path, FOLDER_MODE);
   } catch (error) {
     const message = `the folder ${path} cannot be made or entered (${reasonOf(error)})`;
     throw new ServiceError('UNAVAILABLE', message, { cause: error });
   }
+}
+
+/** mkdir with `recursive` never settles where a file system says ENOENT for a folder whose parent is there, as /proc does. */
+async function makeFolders(path: string): Promise<void> {
+  try {
+    await mkdir(path, FOLDER_MODE);
+  } catch (error) {
+    if (reasonOf(error) === 'EEXIST') return;
+    const parent = dirname(path);
+    if (reasonOf(error) !== 'ENOENT' || parent === path || (await exists(parent))) throw error;
+    await makeFolders(parent);
+    await makeFolders(path);
+  }
+}
+
+async function exists(path: string): Promise<boolean> {
+  return stat(path).then(
+    () => true,
+    () => false,
+  );
 }
 
 /**

@@ -1,3 +1,4 @@
+import { existsSync } from 'node:fs';
 import { chmod, mkdir, mkdtemp, readFile, readdir, rm, stat, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -87,6 +88,10 @@ describe('ensurePrivateFolder', () => {
     await chmod(path, 0o755);
     await ensurePrivateFolder(path);
     expect(await modeOf(path)).toBe(0o700);
+  });
+
+  it.runIf(existsSync('/proc/self'))('gives up where no folder can be made', async () => {
+    await expect(ensurePrivateFolder('/proc/muser/state')).rejects.toMatchObject({ code: 'UNAVAILABLE' });
   });
 
   it('names the folder that cannot be made', async () => {
