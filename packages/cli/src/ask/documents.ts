@@ -6,7 +6,10 @@ import { usageError } from '../exit.js';
 import { isMissing } from '../state.js';
 import type { StatusOutput } from '../terminal.js';
 
-/** More text than the longest prompt (131,072 tokens) can have; it bounds memory before anything is read. */
+/**
+ * More text than the longest prompt (131,072 tokens) can have; it bounds memory before anything is read. A decoder takes
+ * as much (docs/LIMITS.md).
+ */
 export const MAX_DOCUMENT_BYTES = 4 * 1024 * 1024;
 
 /** How long a socket that somebody left open as standard input may say nothing before it is taken for empty. */

@@ -6,7 +6,11 @@ import { addChatRoute, type ChatRouteOptions } from './chat-completions.js';
 
 /** Bytes that a prompt's token takes in a request, as JSON, at most on average. */
 const BODY_BYTES_PER_TOKEN = 32;
-const MIN_BODY_BYTES = 1 << 20;
+/**
+ * The 4 MiB of documents that `muser ask` sends at most, as JSON. A prompt that is too long for the model is then refused
+ * with the number of its tokens, not for its bytes.
+ */
+const MIN_BODY_BYTES = 8 << 20;
 
 export interface ApiOptions extends ChatRouteOptions {
   readonly host: string;
