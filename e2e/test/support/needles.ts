@@ -1,5 +1,5 @@
-import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
+import { writeFile } from 'node:fs/promises';
 import { fileURLToPath } from 'node:url';
 import { loadModel } from '@muser/metal';
 import { needleDocument, type NeedleDocument } from '@muser/testing';
@@ -9,21 +9,36 @@ export interface NeedleFile {
   needle: NeedleDocument;
 }
 
+/** Whose tokenizer counts; muse-nano-wide has the same. */
 const MODEL = fileURLToPath(new URL('../../../models/muse-nano/muse-nano-q8_0.gguf', import.meta.url));
 
+export interface NeedleLengths {
+  count: number;
+  /** Tokens of the shortest and the longest document, without the question. */
+  shortest: number;
+  longest: number;
+}
+
 /** Documents with one fact each that is asked for, from the shortest to the longest, evenly by ratio. */
-export async function writeNeedles(
-  folder: string,
-  { count, shortest, longest }: { count: number; shortest: number; longest: number },
-): Promise<NeedleFile[]> {
+export async function makeNeedles({ count, shortest, longest }: NeedleLengths): Promise<NeedleDocument[]> {
   const model = await loadModel(MODEL);
   const tokenCount = (text: string): number => model.tokenize(text, { special: false }).length;
   const made = Array.from({ length: count }, (_, index) => {
     const approximateTokens = Math.round(shortest * (longest / shortest) ** (index / (count - 1)));
-    const needle = needleDocument({ seed: index + 1, approximateTokens, tokenCount });
-    return { file: join(folder, `${index}.txt`), needle };
+    return needleDocument({ seed: index + 1, approximateTokens, tokenCount });
   });
   model.close();
+  return made;
+}
+
+/** The same as files in a folder. */
+export async function writeNeedles(folder: string, lengths: NeedleLengths): Promise<NeedleFile[]> {
+  const made = (await makeNeedles(lengths)).map((needle, index) => ({ file: join(folder, `${index}.txt`), needle }));
   for (const { file, needle } of made) await writeFile(file, needle.text);
   return made;
+}
+
+/** A document and what is asked about it, as one message in the form that the model was trained on. */
+export function messageOf({ text, question }: Pick<NeedleDocument, 'text' | 'question'>): string {
+  return `${text.trim()}\n\n${question}`;
 }

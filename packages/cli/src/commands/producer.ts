@@ -5,6 +5,8 @@ import { registerProducerPlan } from './producer-plan.js';
 interface ProducerFlags {
   backend: 'llama' | 'vllm';
   model?: string;
+  promptTokens?: number;
+  requests: number;
   state?: string;
   host: string;
   port: number;
@@ -22,7 +24,12 @@ export function registerProducer(program: Command): void {
     // `muser producer plan --model` is the plan's.
     .enablePositionalOptions()
     .addOption(new Option('--backend <engine>', 'what prefills').choices(['llama', 'vllm']).default('vllm'))
-    .option('--model <path>', "a checkpoint's folder for vllm, a GGUF file for llama (default: muse-nano)")
+    .option(
+      '--model <model>',
+      "for vllm a model's name, a hub's OWNER/NAME or a checkpoint's folder, for llama a GGUF file (default: muse-nano)",
+    )
+    .option('--prompt-tokens <n>', 'longest prompt, for vllm (default: what the model allows)', wholeNumber(2, 131_072))
+    .option('--requests <n>', 'prefills at once, for vllm', wholeNumber(1, 64), 4)
     .option('--state <dir>', 'keeps its keys, configuration and log (default: $MUSER_STATE, else ~/.muser)')
     .option('--host <address>', 'address that decoders and the coordinator dial', '127.0.0.1')
     .option('--port <n>', 'its port; 0 takes a free one', wholeNumber(0, 65_535), 0)
@@ -31,7 +38,11 @@ export function registerProducer(program: Command): void {
       'after',
       `
 Examples:
-  $ muser producer --backend vllm --model ~/.muser/models/muse-glimmer-30b-nvfp4 --host 10.0.0.2 --port 11712
+  $ muser producer --backend vllm --model RedHatAI/Muse-Glimmer-30B-NVFP4 --host 10.0.0.2 --port 11712
+  $ muser producer --backend llama --model ~/models/model.gguf --state ./producer
+
+With vllm on a GPU its memory is divided as \`muser producer plan\` says; MUSER_PRODUCER_... variables (docs/CONFIG.md)
+go before that. It must be enrolled: docs/OPERATIONS.md, "A producer of its own".
 
 Exit codes: 0 stopped by Ctrl-C, 1 the start failed or it ended by itself, 2 wrong usage, 130 stopped while it was starting`,
     )
@@ -40,6 +51,8 @@ Exit codes: 0 stopped by Ctrl-C, 1 the start failed or it ended by itself, 2 wro
       process.exitCode = await runProducer({
         engine: flags.backend,
         model: flags.model ?? null,
+        promptTokens: flags.promptTokens ?? null,
+        requests: flags.requests,
         state: flags.state,
         host: flags.host,
         port: flags.port,

@@ -34,7 +34,7 @@ export async function demo(options: { json: boolean; engine: EngineName }): Prom
   });
   const state = await mkdtemp(join(tmpdir(), 'muser-demo-'));
   try {
-    const engine = await prepareEngine(options.engine, null, interrupts.signal);
+    const engine = await prepareEngine({ name: options.engine, model: null, alone: null }, interrupts.signal);
     system = await System.start(
       {
         state,

@@ -38,7 +38,7 @@ export async function dev(options: DevOptions): Promise<number> {
   try {
     await waitForPrevious(layout, output, interrupts.signal);
     const producerModel = options.producerModel ?? (options.engine === 'llama' ? options.model : null);
-    const engine = await prepareEngine(options.engine, producerModel, interrupts.signal);
+    const engine = await prepareEngine({ name: options.engine, model: producerModel, alone: null }, interrupts.signal);
     system = await System.start(
       {
         state: layout.root,

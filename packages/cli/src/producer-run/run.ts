@@ -14,6 +14,9 @@ import { StatusOutput } from '../terminal.js';
 /** Longer than the producer's own time for draining. */
 const STOP_LIMIT_MS = 35_000;
 
+/** Settings of the producer in the environment: docs/CONFIG.md. */
+const PRODUCER_VARIABLES = 'MUSER_PRODUCER_';
+
 const readySchema = z.object({
   ready: z.literal(true),
   address: z.string(),
@@ -27,6 +30,10 @@ export interface RunProducerOptions {
   engine: EngineName;
   /** null: the small model of the repository. */
   model: string | null;
+  /** Longest prompt; null: as long as the model, or the producer, allows. */
+  promptTokens: number | null;
+  /** Prefills at once. */
+  requests: number;
   state: string | undefined;
   host: string;
   port: number;
@@ -47,7 +54,10 @@ export async function runProducer(options: RunProducerOptions): Promise<number> 
     process.exit(exitCode);
   });
   try {
-    const engine = await prepareEngine(options.engine, options.model, interrupts.signal);
+    const engine = await prepareEngine(
+      { name: options.engine, model: options.model, alone: options },
+      interrupts.signal,
+    );
     const configFile = join(layout.producer, 'config.json');
     const { host, port } = options;
     const config = {
@@ -68,6 +78,7 @@ export async function runProducer(options: RunProducerOptions): Promise<number> 
         logFile: join(layout.logs, 'producer.log'),
         ready: readySchema,
         onMilestone: (milestone) => tell(describeMilestone(milestone)),
+        environment: { ...engine.environment, ...ownVariables(process.env) },
         ...(engine.readyLimitMs === null ? {} : { readyLimitMs: engine.readyLimitMs }),
       },
       interrupts.signal,
@@ -100,6 +111,12 @@ async function untilItEnds(
   await producer.stop(STOP_LIMIT_MS);
   tell('stopped');
   return EXIT.ok;
+}
+
+/** What the operator has set goes before the plan. */
+function ownVariables(env: NodeJS.ProcessEnv): Record<string, string> {
+  const entries = Object.entries(env).filter((entry): entry is [string, string] => entry[1] !== undefined);
+  return Object.fromEntries(entries.filter(([name]) => name.startsWith(PRODUCER_VARIABLES)));
 }
 
 async function checkEnrolled(stateDir: string): Promise<void> {

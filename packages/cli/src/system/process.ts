@@ -23,6 +23,8 @@ export interface ProcessSpec<R> {
   ready: z.ZodType<R>;
   /** When it takes longer than usual to be ready. */
   readyLimitMs?: number;
+  /** Variables for it alone, beside those of childEnvironment. */
+  environment?: Readonly<Record<string, string>>;
   /** Hears what the process has done so far, until it is ready. */
   onMilestone?: (milestone: Milestone) => void;
 }
@@ -71,7 +73,7 @@ export class ManagedProcess<R> {
     const child = spawn(process.execPath, [spec.entry, ...spec.args], {
       stdio: ['pipe', 'pipe', log.fd],
       detached: true,
-      env: childEnvironment(process.env),
+      env: { ...childEnvironment(process.env), ...spec.environment },
     });
     const exited = describeExit(child);
     await log.close();

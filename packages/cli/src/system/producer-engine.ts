@@ -1,8 +1,12 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { access } from 'node:fs/promises';
-import { join, resolve } from 'node:path';
+import { existsSync } from 'node:fs';
+import { totalmem } from 'node:os';
+import { resolve } from 'node:path';
 import { CliError, EXIT } from '../exit.js';
+import { findPlannedModel } from '../producer-plan/models.js';
+import { planProducer, type ProducerPlan } from '../producer-plan/plan.js';
+import { findCheckpoint } from './checkpoint.js';
 import { DEFAULT_CHECKPOINT, DEFAULT_MODEL, VLLM_INSTALLER } from './paths.js';
 import { childEnvironment, type Milestone } from './process.js';
 
@@ -11,6 +15,11 @@ export type EngineName = (typeof ENGINE_NAMES)[number];
 
 /** Loading tens of gigabytes, compiling and warming up. */
 const VLLM_READY_LIMIT_MS = 900_000;
+/** The producer's own limits when no plan gives others. */
+const DEFAULT_PROMPT_TOKENS = 32_768;
+const DEFAULT_REQUESTS = 4;
+/** Where there is a GPU, scripts/vllm-env.mjs installs vLLM for it. */
+const NVIDIA_DRIVER = '/proc/driver/nvidia/version';
 
 /** What a producer prefills with. */
 export interface ProducerEngine {
@@ -19,27 +28,57 @@ export interface ProducerEngine {
   readonly model: string;
   /** How long its start may take; null: as long as any other process. */
   readonly readyLimitMs: number | null;
+  /** Further variables of the producer's process: limits and memory, as `muser producer plan` names them. */
+  readonly environment: Readonly<Record<string, string>>;
 }
 
-/**
- * Makes an engine ready to be started: installs vLLM when it is not there, and looks for the model.
- * @param model null: the small model of the repository
- */
-export async function prepareEngine(
-  name: EngineName,
-  model: string | null,
-  signal: AbortSignal,
-): Promise<ProducerEngine> {
-  if (name === 'llama') return { name, model: resolve(model ?? DEFAULT_MODEL), readyLimitMs: null };
-  const folder = resolve(model ?? DEFAULT_CHECKPOINT);
-  await access(join(folder, 'config.json')).catch((cause: unknown) => {
-    throw new CliError(EXIT.usage, 'MODEL_LOAD_FAILED', `${folder} is not the folder of a checkpoint: no config.json`, {
-      advice: 'vLLM loads Hugging Face folders; `muser models pull` fetches one.',
-      cause,
-    });
-  });
+export interface EngineWishes {
+  readonly name: EngineName;
+  /** null: the small model of the repository. */
+  readonly model: string | null;
+  /** For vllm on a GPU, when the whole machine is the producer's: its memory is planned. null: it shares the machine. */
+  readonly alone: { readonly promptTokens: number | null; readonly requests: number } | null;
+}
+
+/** Makes an engine ready to be started: looks for the model, plans its memory, installs vLLM when it is not there. */
+export async function prepareEngine(wishes: EngineWishes, signal: AbortSignal): Promise<ProducerEngine> {
+  const { name, model } = wishes;
+  if (name === 'llama') {
+    return { name, model: resolve(model ?? DEFAULT_MODEL), readyLimitMs: null, environment: {} };
+  }
+  const folder = model === null ? DEFAULT_CHECKPOINT : await findCheckpoint(model, process.env);
+  const environment = await plannedEnvironment(folder, wishes);
   await installVllm(signal);
-  return { name, model: folder, readyLimitMs: VLLM_READY_LIMIT_MS };
+  return { name, model: folder, readyLimitMs: VLLM_READY_LIMIT_MS, environment };
+}
+
+async function plannedEnvironment(folder: string, { alone }: EngineWishes): Promise<Record<string, string>> {
+  const onGpu = alone !== null && existsSync(NVIDIA_DRIVER);
+  const plan = planProducer({
+    model: await findPlannedModel(folder, process.env),
+    memoryBytes: totalmem(),
+    promptTokens: alone?.promptTokens ?? (onGpu ? null : DEFAULT_PROMPT_TOKENS),
+    requests: alone?.requests ?? DEFAULT_REQUESTS,
+  });
+  return onGpu ? gpuEnvironment(plan) : sharedEnvironment(plan);
+}
+
+function gpuEnvironment(plan: ProducerPlan): Record<string, string> {
+  if (plan.problem !== null) {
+    throw new CliError(EXIT.failed, 'OUT_OF_MEMORY', `the memory of this machine is not enough: ${plan.problem}`, {
+      advice: 'Lower --prompt-tokens or --requests; `muser producer plan` shows what takes how much.',
+    });
+  }
+  return Object.fromEntries([...plan.producer, ...plan.environment].map(({ name, value }) => [name, value]));
+}
+
+/** The plan's shares for a GPU's machine mean nothing here; what is held for prompts is the same. */
+function sharedEnvironment({ promptTokens, requests, memory }: ProducerPlan): Record<string, string> {
+  return {
+    MUSER_PRODUCER_MAX_PROMPT_TOKENS: String(promptTokens),
+    MUSER_PRODUCER_MAX_CONCURRENT: String(requests),
+    MUSER_PRODUCER_VLLM_KV_CACHE_BYTES: String(memory.kvCache),
+  };
 }
 
 /** Says nothing when it is installed. Its progress goes to standard error. */

@@ -112,7 +112,7 @@ export class System {
       producerReady,
       { name: 'producer', backend: engine.name, model: engine.model, threads, drainMs: DRAIN_MS, ...pacing },
       signal,
-      engine.readyLimitMs,
+      engine,
     );
     await client.setAddresses(producerId, [producer.ready.address], signal);
     const decoder = await this.#start(
@@ -143,7 +143,7 @@ export class System {
     ready: z.ZodType<R>,
     settings: Record<string, unknown>,
     signal: AbortSignal,
-    readyLimitMs: number | null = null,
+    engine: ProducerEngine | null = null,
   ): Promise<ManagedProcess<R>> {
     this.options.onProgress(`starting the ${name}`);
     const stateDir = this.layout[name];
@@ -157,7 +157,8 @@ export class System {
         logFile: join(this.layout.logs, `${name}.log`),
         ready,
         onMilestone: (milestone) => this.options.onProgress(describeMilestone(milestone)),
-        ...(readyLimitMs === null ? {} : { readyLimitMs }),
+        ...(engine === null ? {} : { environment: engine.environment }),
+        ...(engine?.readyLimitMs == null ? {} : { readyLimitMs: engine.readyLimitMs }),
       },
       signal,
     );
