@@ -40,6 +40,28 @@ describe('tokenizer', () => {
     expect(model.isEndOfGeneration(model.info.eotToken ?? -1)).toBe(true);
   });
 
+  it('gives the same for the pieces of a prompt, in their order, while the loop runs on', async () => {
+    const long = 'It was a bright cold day in April. '.repeat(2_000);
+    const pieces = [
+      { text: '<|eot|>', special: true },
+      { text: long, special: false },
+      { text: '', special: false },
+      { text: '<|eot|>', special: false },
+    ];
+    let turns = 0;
+    const timer = setInterval(() => (turns += 1), 0);
+    const found = await Promise.all([model.tokenizePieces(pieces), model.tokenizePieces([])]);
+    clearInterval(timer);
+    expect(turns).toBeGreaterThan(0);
+    expect(found[1]).toEqual([]);
+    expect(found[0]).toEqual(pieces.map(({ text, special }) => model.tokenize(text, { special })));
+  });
+
+  it('refuses pieces that are none', async () => {
+    const wrong = [{ text: 7, special: true }] as unknown as { text: string; special: boolean }[];
+    expect(await codeOf(() => model.tokenizePieces(wrong))).toBe('INVALID_ARGUMENT');
+  });
+
   it('refuses tokens outside the vocabulary', async () => {
     expect(await codeOf(() => model.pieceBytes(4096))).toBe('RANGE_VIOLATION');
     expect(await codeOf(() => model.pieceBytes(-1))).toBe('INVALID_ARGUMENT');

@@ -1,5 +1,6 @@
 import { spawn } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
+import { EngineError } from './errors.js';
 import type { NativeBackend, NativeDescription } from './native.js';
 
 export type AddonProbe =
@@ -44,6 +45,14 @@ export function probeAddon(): Promise<AddonProbe> {
       resolve(judge(output, complaint, code, signal));
     });
   });
+}
+
+/**
+ * Rejects with ADDON_UNAVAILABLE, the reason and what to do when the addon cannot be loaded on this machine.
+ */
+export async function requireAddon(): Promise<void> {
+  const probe = await probeAddon();
+  if (!probe.ok) throw new EngineError('ADDON_UNAVAILABLE', `${probe.reason}; ${probe.advice}`);
 }
 
 function judge(output: string, complaint: string, code: number | null, signal: NodeJS.Signals | null): AddonProbe {

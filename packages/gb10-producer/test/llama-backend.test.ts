@@ -54,6 +54,6 @@ describe('LlamaBackend', () => {
   });
 
   it('refuses what the engine cannot do', async () => {
-    await expect(LlamaBackend.open({ ...OPTIONS, kvType: 'q8_0' })).rejects.toMatchObject({ code: 'INVALID_REQUEST' });
+    await expect(LlamaBackend.open({ ...OPTIONS, kvType: 'q8_0' })).rejects.toMatchObject({ code: 'CONFIG_INVALID' });
   });
 });

@@ -1,4 +1,5 @@
 import { join } from 'node:path';
+import { requireAddon } from '@muser/metal';
 import { MuserError } from '@muser/protocol';
 import {
   ensurePrivateFolder,
@@ -14,9 +15,10 @@ import { ActiveRequests } from './api/active-requests.js';
 import { createApi } from './api/server.js';
 import { ChatTemplate } from './chat/template.js';
 import type { DecoderConfig } from './config.js';
-import { logEngine, requireAddon } from './engine/addon.js';
+import { logEngine } from './engine/addon.js';
 import { DecoderEngine } from './engine/decoder-engine.js';
 import { measureLocalPrefill } from './engine/warm-up.js';
+import { engineCall } from './errors/engine-errors.js';
 import { MeasuredRates } from './placement/rates.js';
 import { ProducerConnections } from './producers/connections.js';
 import { ProducerDirectory } from './producers/directory.js';
@@ -52,10 +54,15 @@ async function start(
   onClose(() => lock.release());
   const identity = config.coordinator === null ? null : await loadOwnIdentity(config.stateDir);
 
-  const [modelDigest] = await Promise.all([fileDigest(config.model, config.stateDir, signal), requireAddon()]);
+  const [modelDigest] = await Promise.all([
+    fileDigest(config.model, config.stateDir, signal),
+    engineCall(requireAddon),
+  ]);
   logEngine(logger.child({ part: 'llama.cpp' }));
   const engine = await DecoderEngine.start({ ...config, modelDigest }, signal);
   onClose(() => engine.close());
+  const { localOnly } = engine.model.info;
+  if (localOnly !== null) logger.warn({ reason: localOnly }, 'this model is never prefilled remotely');
   const template = new ChatTemplate(engine.model.info.chatTemplate, templateTexts(engine));
   const rates = new MeasuredRates();
   await measureLocalPrefill(engine, rates, signal);

@@ -409,3 +409,14 @@ export function toMuserError(thrown: unknown, fallback: ErrorCode): MuserError {
     error.name === 'AbortError' ? 'CANCELLED' : error.name === 'TimeoutError' ? 'DEADLINE_EXCEEDED' : fallback;
   return new MuserError(code, error.message, { cause: thrown });
 }
+
+/**
+ * Gives an error of `@muser/metal`, which knows nothing of this package, its place here: its codes are those of the list,
+ * but for INVALID_ARGUMENT. Callers have checked every value by then, so that one is a fault of ours. Anything else is
+ * taken as {@link toMuserError} does, with ENGINE_FAILED.
+ */
+export function fromEngineError(thrown: unknown): MuserError {
+  if (!(thrown instanceof Error) || thrown.name !== 'EngineError') return toMuserError(thrown, 'ENGINE_FAILED');
+  const code = 'code' in thrown && isErrorCode(thrown.code) ? thrown.code : 'INTERNAL';
+  return new MuserError(code, thrown.message, { cause: thrown });
+}

@@ -1,5 +1,12 @@
 import { describe, expect, it } from 'vitest';
-import { ERROR_CODES, isErrorCode, MuserError, toMuserError, withoutForeignText } from '../src/errors.js';
+import {
+  ERROR_CODES,
+  fromEngineError,
+  isErrorCode,
+  MuserError,
+  toMuserError,
+  withoutForeignText,
+} from '../src/errors.js';
 
 describe('MuserError', () => {
   it.each(Object.entries(ERROR_CODES))('%s is complete', (code, info) => {
@@ -29,6 +36,16 @@ describe('MuserError', () => {
     const other = new RangeError('bad');
     expect(toMuserError(other, 'ENGINE_FAILED')).toMatchObject({ code: 'ENGINE_FAILED', message: 'bad', cause: other });
     expect(toMuserError('text', 'INTERNAL')).toMatchObject({ code: 'INTERNAL', message: 'text' });
+  });
+
+  it('keeps the code of an error of the engine, and makes a wrong argument a fault of ours', () => {
+    const of = (code: unknown): Error => Object.assign(new Error('rows end at 7'), { name: 'EngineError', code });
+    expect(fromEngineError(of('RANGE_VIOLATION'))).toMatchObject({ code: 'RANGE_VIOLATION', message: 'rows end at 7' });
+    expect(fromEngineError(of('INVALID_ARGUMENT')).code).toBe('INTERNAL');
+    const own = new MuserError('STALLED', 'x');
+    expect(fromEngineError(own)).toBe(own);
+    // Other errors with a code, such as those of Node, say nothing in the words of the list.
+    expect(fromEngineError(Object.assign(new Error('x'), { code: 'CANCELLED' })).code).toBe('ENGINE_FAILED');
   });
 
   it('keeps the text of an error that is not ours away from peers and clients', () => {

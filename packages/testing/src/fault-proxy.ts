@@ -1,17 +1,5 @@
 import { createServer, connect, type AddressInfo, type Server, type Socket } from 'node:net';
-
-/** What happens to the bytes of one direction of one connection. Offsets count that direction's bytes from 0. */
-export interface Faults {
-  /** Exactly this many bytes arrive, then the connection ends, in both directions. */
-  cutAtByte?: number;
-  /** The lowest bit of this byte is flipped. */
-  corruptByte?: number;
-  /** Exactly this many bytes pass, then nothing more in this direction, while the connection stays open. */
-  stallAtByte?: number;
-  bytesPerSecond?: number;
-  /** Each byte arrives so much later; the rate stays as it is. */
-  delayMs?: number;
-}
+import { FaultyStream, type Faults } from './faults.js';
 
 export interface ConnectionFaults {
   toServer?: Faults;
@@ -27,7 +15,7 @@ export interface FaultProxyOptions {
 interface Link {
   client: Socket;
   server: Socket;
-  /** One direction was cut: what still comes in the other one is thrown away. */
+  /** Ended by a fault: what still comes is thrown away, and one socket's end is not handed on to the other. */
   cut: boolean;
 }
 
@@ -114,40 +102,32 @@ export class FaultProxy {
   /** Moves one direction; never rejects. */
   async #pump(link: Link, from: Socket, to: Socket, faults: Faults): Promise<void> {
     const line = faults.delayMs === undefined ? null : new DelayLine(faults.delayMs, (chunk) => write(to, chunk));
-    let passed = 0;
+    const stream = new FaultyStream(faults);
     try {
       // An iterator that ends the socket itself would break half-closed connections.
       for await (const received of from.iterator({ destroyOnReturn: false })) {
         if (link.cut) continue;
-        const { chunk, then } = applyFaults(received as Buffer, passed, faults);
-        for (const piece of paced(chunk, faults.bytesPerSecond)) {
+        const { bytes, end } = stream.next(received as Buffer);
+        for (const piece of paced(bytes, faults.bytesPerSecond)) {
           await this.#frozen?.promise;
           if (line === null) await write(to, piece);
           else await line.push(piece);
           if (faults.bytesPerSecond !== undefined) await sleep((1_000 * piece.length) / faults.bytesPerSecond);
         }
-        passed += chunk.length;
-        if (then === 'cut') return cut(link, from, to);
+        if (end === null) continue;
+        await line?.drained();
+        if (end === 'cut' || end === 'reset') return (end === 'cut' ? cut : resetBoth)(link, from, to);
+        if (end === 'half-open') closeOne(link, to);
         // Open and silent until somebody ends the connection; leaving the loop here would do that.
-        if (then === 'stall') await new Promise((resolve) => from.once('close', resolve));
+        await new Promise((resolve) => from.once('close', resolve));
       }
       await line?.drained();
       await this.#frozen?.promise;
-      to.end();
+      if (!link.cut) to.end();
     } catch {
       destroy(link);
     }
   }
-}
-
-function applyFaults(chunk: Buffer, offset: number, faults: Faults): { chunk: Buffer; then: 'go' | 'cut' | 'stall' } {
-  const { corruptByte, cutAtByte = Infinity, stallAtByte = Infinity } = faults;
-  if (corruptByte !== undefined && corruptByte >= offset && corruptByte < offset + chunk.length) {
-    chunk[corruptByte - offset]! ^= 1;
-  }
-  const stop = Math.min(cutAtByte, stallAtByte) - offset;
-  if (stop > chunk.length) return { chunk, then: 'go' };
-  return { chunk: chunk.subarray(0, Math.max(0, stop)), then: cutAtByte <= stallAtByte ? 'cut' : 'stall' };
 }
 
 /** Pieces of 20 ms each, so that a slow link looks slow and not bursty. */
@@ -208,6 +188,18 @@ function cut(link: Link, from: Socket, to: Socket): void {
   link.cut = true;
   from.destroy();
   to.end();
+}
+
+/** A TCP reset for both ends, as soon as what was written to them is out. */
+function resetBoth(link: Link): void {
+  link.cut = true;
+  for (const socket of [link.client, link.server]) socket.resetAndDestroy();
+}
+
+/** Ends one side's connection only; the other side's stays as it is until its own peer ends it. */
+function closeOne(link: Link, socket: Socket): void {
+  link.cut = true;
+  socket.end();
 }
 
 function destroy({ client, server }: Link): void {

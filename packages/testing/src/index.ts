@@ -8,7 +8,8 @@ export {
   type Validity,
 } from './authority.js';
 export { needleDocument, type NeedleDocument, type NeedleDocumentOptions } from './documents.js';
-export { FaultProxy, type ConnectionFaults, type FaultProxyOptions, type Faults } from './fault-proxy.js';
+export { FaultProxy, type ConnectionFaults, type FaultProxyOptions } from './fault-proxy.js';
+export { type ByteRange, type Faults } from './faults.js';
 export { Random } from './random.js';
 export { statesTable, type StatesCell } from './states-table.js';
 export { TinyModel, type TinyModelOptions } from './tiny-models/index.js';

@@ -1,24 +1,35 @@
 import { connect, createServer, type AddressInfo, type Socket } from 'node:net';
 import { afterEach, describe, expect, it } from 'vitest';
-import { FaultProxy, type ConnectionFaults } from '../src/index.js';
+import { FaultProxy, Random, type ConnectionFaults, type Faults } from '../src/index.js';
+import { FaultyStream } from '../src/faults.js';
 
 const cleanups: (() => unknown)[] = [];
 afterEach(async () => {
   for (const cleanup of cleanups.splice(0).reverse()) await cleanup();
 });
 
-/** A server that sends `bytes` and ends, behind a proxy with the given faults; what its client gets. */
+/** A server of this test, on a port of its own. */
+async function listen(onConnection: (socket: Socket) => void): Promise<{ host: string; port: number }> {
+  const server = createServer({ allowHalfOpen: true }, onConnection);
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  cleanups.push(() => new Promise((resolve) => server.close(resolve)));
+  return { host: '127.0.0.1', port: (server.address() as AddressInfo).port };
+}
+
+async function proxied(target: { host: string; port: number }, faults: ConnectionFaults): Promise<FaultProxy> {
+  const proxy = await FaultProxy.listen({ target, faults: () => faults });
+  cleanups.push(() => proxy.close());
+  return proxy;
+}
+
+/** What a client gets of a server that sends `bytes` and ends, through a proxy with the given faults. */
 async function download(
   bytes: Buffer,
   faults: ConnectionFaults,
   whenReceived?: (total: number, socket: Socket) => void,
 ) {
-  const server = createServer((socket) => socket.on('error', () => undefined).end(bytes));
-  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
-  cleanups.push(() => new Promise((resolve) => server.close(resolve)));
-  const { port } = server.address() as AddressInfo;
-  const proxy = await FaultProxy.listen({ target: { host: '127.0.0.1', port }, faults: () => faults });
-  cleanups.push(() => proxy.close());
+  const target = await listen((socket) => socket.on('error', () => undefined).end(bytes));
+  const proxy = await proxied(target, faults);
   const socket = connect(proxy.address);
   const received: Buffer[] = [];
   let total = 0;
@@ -60,6 +71,135 @@ describe('the fault proxy', () => {
       if (total === stallAtByte) setTimeout(() => socket.destroy(), 100);
     });
     expect(data.equals(BYTES.subarray(0, stallAtByte))).toBe(true);
+  });
+
+  it.each([
+    [{ at: 0, count: 1 }],
+    [{ at: 65_000, count: 140_000 }],
+    [{ at: 299_990, count: 10 }],
+    [{ at: 299_990, count: 1_000 }],
+  ])('drops %j and nothing else', async (drop) => {
+    const { data } = await download(BYTES, { toClient: { drop } });
+    const expected = Buffer.concat([BYTES.subarray(0, drop.at), BYTES.subarray(drop.at + drop.count)]);
+    expect(data.equals(expected)).toBe(true);
+  });
+
+  it.each([[{ at: 0, count: 1 }], [{ at: 65_000, count: 140_000 }], [{ at: 299_990, count: 10 }]])(
+    'replays %j right after it has passed',
+    async (replay) => {
+      const { data } = await download(BYTES, { toClient: { replay } });
+      const end = replay.at + replay.count;
+      expect(data.equals(Buffer.concat([BYTES.subarray(0, end), BYTES.subarray(replay.at)]))).toBe(true);
+    },
+  );
+
+  it('resets both ends', async () => {
+    const serverError = new Promise<NodeJS.ErrnoException>((resolve) => {
+      void listen((socket) => {
+        socket.on('error', resolve);
+        socket.write(BYTES);
+      }).then(async (target) => {
+        const proxy = await proxied(target, { toClient: { resetAtByte: 100_000 } });
+        const socket = connect(proxy.address);
+        socket.on('data', (chunk: Buffer) => received.push(chunk));
+        socket.on('error', (error) => clientErrors.push(error));
+      });
+    });
+    const received: Buffer[] = [];
+    const clientErrors: NodeJS.ErrnoException[] = [];
+    expect((await serverError).code).toBe('ECONNRESET');
+    await expect.poll(() => clientErrors.map(({ code }) => code)).toEqual(['ECONNRESET']);
+    const data = Buffer.concat(received);
+    expect(data.length).toBeLessThanOrEqual(100_000);
+    expect(data.equals(BYTES.subarray(0, data.length))).toBe(true);
+  });
+
+  it('leaves one end with a connection that the other has lost', async () => {
+    let ofServer: Socket | null = null;
+    const target = await listen((socket) => {
+      ofServer = socket;
+      socket.on('error', () => undefined).write(BYTES);
+    });
+    const proxy = await proxied(target, { toClient: { halfOpenAtByte: 70_001 } });
+    const socket = connect(proxy.address);
+    const received: Buffer[] = [];
+    for await (const chunk of socket) received.push(chunk as Buffer);
+    expect(Buffer.concat(received).equals(BYTES.subarray(0, 70_001))).toBe(true);
+    socket.destroy();
+    await expect.poll(() => socket.closed).toBe(true);
+    // Nobody told the server, and what it sends is neither refused nor taken.
+    const server = ofServer as Socket | null;
+    server?.write(BYTES);
+    expect([server?.readable, server?.writable, server?.destroyed]).toEqual([true, true, false]);
+    expect(proxy.connectionsOpen).toBe(1);
+  });
+
+  it('passes nothing while it is frozen, in either direction, and all of it afterwards', async () => {
+    const toServer: Buffer[] = [];
+    const target = await listen((socket) => {
+      socket.on('data', (chunk: Buffer) => toServer.push(chunk));
+      socket.write('from the server');
+    });
+    const proxy = await proxied(target, {});
+    proxy.freeze();
+    const socket = connect(proxy.address);
+    const toClient: Buffer[] = [];
+    socket.on('data', (chunk: Buffer) => toClient.push(chunk));
+    await new Promise<void>((resolve) => socket.write('from the client', () => resolve()));
+    // The same bytes on a way without the proxy arrive meanwhile.
+    const direct = connect(target.port, target.host);
+    await new Promise((resolve) => direct.once('data', resolve));
+    direct.destroy();
+    expect([toClient, toServer]).toEqual([[], []]);
+    proxy.thaw();
+    await expect.poll(() => Buffer.concat(toClient).toString()).toBe('from the server');
+    await expect.poll(() => Buffer.concat(toServer).toString()).toBe('from the client');
+    socket.destroy();
+  });
+
+  it('passes a half-closed connection as such', async () => {
+    const target = await listen((socket) => {
+      const received: Buffer[] = [];
+      socket.on('data', (chunk: Buffer) => received.push(chunk));
+      // The answer comes after the client's end of the connection.
+      socket.on('end', () => socket.end(`got ${Buffer.concat(received).length} bytes`));
+    });
+    const proxy = await proxied(target, {});
+    const socket = connect({ ...proxy.address, allowHalfOpen: true });
+    socket.end(BYTES);
+    let answer = '';
+    for await (const chunk of socket) answer += String(chunk);
+    expect(answer).toBe('got 300000 bytes');
+  });
+
+  it('does the same whatever pieces the bytes come in', () => {
+    const random = new Random(7);
+    for (let round = 0; round < 200; round++) {
+      const range = () => ({ at: random.integer(0, 90), count: random.integer(1, 40) });
+      const faults: Faults = {
+        ...(random.integer(0, 1) === 0 ? { corruptByte: random.integer(0, 99) } : {}),
+        ...(random.integer(0, 1) === 0 ? { drop: range() } : { replay: range() }),
+        ...(random.integer(0, 1) === 0 ? { cutAtByte: random.integer(0, 110) } : {}),
+      };
+      const pieces: Buffer[] = [];
+      for (let at = 0; at < 100;) {
+        const size = random.integer(1, 30);
+        pieces.push(BYTES.subarray(at, Math.min(100, at + size)));
+        at += size;
+      }
+      const through = (parts: readonly Buffer[]): Buffer => {
+        const stream = new FaultyStream(faults);
+        const passed: Buffer[] = [];
+        for (const part of parts) {
+          const { bytes, end } = stream.next(part);
+          passed.push(bytes);
+          if (end !== null) break;
+        }
+        return Buffer.concat(passed);
+      };
+      const whole = through([BYTES.subarray(0, 100)]);
+      expect(through(pieces).equals(whole), JSON.stringify({ round, faults })).toBe(true);
+    }
   });
 
   it('slows down and delays, and loses nothing', async () => {

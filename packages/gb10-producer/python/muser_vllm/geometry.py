@@ -57,7 +57,7 @@ def _rope(text_config: Any, layers: list[LayerKind]) -> dict[str, Any]:
 
 
 def _rope_bases(text_config: Any, layers: list[LayerKind]) -> list[float]:
-    """The base of each layer, 0 where K does not turn. A decoder's GGUF file keeps it in 32 bits."""
+    """The base of each layer, 0 where K does not turn."""
     parameters = getattr(text_config, "rope_parameters", None) or {}
     names = {"global": "full_attention", "window": "sliding_attention"}
     # Some models have parameters for each kind of layer.
@@ -70,8 +70,7 @@ def _rope_bases(text_config: Any, layers: list[LayerKind]) -> list[float]:
     turning = getattr(text_config, "no_rope_layers", None) or [1] * len(layers)
     if len(bases) != len(layers) or len(turning) != len(layers) or any(base is None for base in bases):
         raise Refused("MODEL_UNSUPPORTED", "the RoPE base of every layer cannot be told")
-    single = (struct.unpack("<f", struct.pack("<f", base))[0] for base in bases)
-    return [base if turns else 0.0 for base, turns in zip(single, turning, strict=True)]
+    return [float(base) if turns else 0.0 for base, turns in zip(bases, turning, strict=True)]
 
 
 def _refuse_other_rope(text_config: Any, parameters: dict[str, Any]) -> None:

@@ -52,10 +52,6 @@ def test_rope_parameters_of_each_kind_of_layer() -> None:
     assert geometry_of(model, 1, 2)["ropeLayers"] == "all"
 
 
-def test_a_base_is_rounded_as_a_gguf_file_keeps_it() -> None:
-    assert geometry_of(config(rope_parameters={"rope_theta": 12345.678}), 1, 2)["ropeBase"] == 12345.677734375
-
-
 @pytest.mark.parametrize(
     "fields",
     [

@@ -1,6 +1,7 @@
 import { Engine, engineVersion, type KvExport, loadModel, type Model, type Sequence } from '@muser/metal';
 import {
   fingerprintOf,
+  fromEngineError,
   MAX_PAYLOAD_BYTES,
   modelNameOf,
   MuserError,
@@ -21,7 +22,6 @@ import type {
 } from './backend.js';
 import { checkTask } from './check-task.js';
 import { ChunkQueue } from './chunk-queue.js';
-import { fromEngineError } from './engine-errors.js';
 import { windowRowsFrom } from './window-rows.js';
 
 export interface LlamaOptions {
@@ -75,11 +75,18 @@ export class LlamaBackend implements PrefillBackend {
     };
   }
 
-  /** @throws MuserError MODEL_LOAD_FAILED, MODEL_UNSUPPORTED, OUT_OF_MEMORY, ADDON_UNAVAILABLE */
+  /** @throws MuserError CONFIG_INVALID, MODEL_LOAD_FAILED, MODEL_UNSUPPORTED, OUT_OF_MEMORY, ADDON_UNAVAILABLE */
   static async open(options: LlamaOptions, signal?: AbortSignal): Promise<LlamaBackend> {
+    if (options.kvType === 'q8_0' && !options.flashAttention) {
+      throw new MuserError('CONFIG_INVALID', 'kvType q8_0 needs flashAttention');
+    }
     let weights: Model | null = null;
     try {
       weights = await loadModel(options.modelPath, signal && { signal });
+      const { localOnly } = weights.info;
+      if (localOnly !== null) {
+        throw new MuserError('MODEL_UNSUPPORTED', `rows of this model cannot be handed over: ${localOnly}`);
+      }
       const engine = await Engine.create(weights, {
         maxSequences: options.maxConcurrent,
         // The last token of a prompt is never evaluated here, so this is one cell more than is used.

@@ -1,7 +1,7 @@
 import { access } from 'node:fs/promises';
 
-import { probeAddon, setEngineLog } from '@muser/metal';
-import { MuserError } from '@muser/protocol';
+import { requireAddon, setEngineLog } from '@muser/metal';
+import { fromEngineError, MuserError } from '@muser/protocol';
 import { fileDigest, type Logger } from '@muser/service-kit';
 
 import type { MilestoneName } from '../bridge/schema.js';
@@ -9,6 +9,7 @@ import { type ProducerConfig, VLLM_PYTHON } from '../config.js';
 import type { PrefillBackend } from './backend.js';
 import { checkpointDigest } from './checkpoint.js';
 import { LlamaBackend } from './llama.js';
+import { checkRope } from './rope-check.js';
 import { VllmBackend } from './vllm.js';
 
 /** Before the restarts of one hour. */
@@ -35,7 +36,12 @@ export async function openBackend(options: OpenOptions): Promise<PrefillBackend>
 }
 
 async function openLlama({ config, logger, signal }: OpenOptions): Promise<LlamaBackend> {
-  const [modelDigest] = await Promise.all([fileDigest(config.model, config.stateDir, signal), requireAddon()]);
+  const [modelDigest] = await Promise.all([
+    fileDigest(config.model, config.stateDir, signal),
+    requireAddon().catch((error: unknown) => {
+      throw fromEngineError(error);
+    }),
+  ]);
   const engineLogger = logger.child({ component: 'llama.cpp' });
   setEngineLog((level, message) => engineLogger[level](message.trimEnd()));
   return LlamaBackend.open(
@@ -54,12 +60,6 @@ async function openLlama({ config, logger, signal }: OpenOptions): Promise<Llama
   );
 }
 
-/** In a child process first: a library that crashes when it is loaded must not take the reason with it. */
-async function requireAddon(): Promise<void> {
-  const probe = await probeAddon();
-  if (!probe.ok) throw new MuserError('ADDON_UNAVAILABLE', `${probe.reason}; ${probe.advice}`);
-}
-
 async function openVllm({ config, logger, signal, onMilestone }: OpenOptions): Promise<VllmBackend> {
   const { vllm, model, stateDir, maxPromptTokens, maxConcurrent } = config;
   const python = vllm.python ?? VLLM_PYTHON;
@@ -68,7 +68,7 @@ async function openVllm({ config, logger, signal, onMilestone }: OpenOptions): P
     throw new MuserError('ENGINE_FAILED', message, { cause });
   });
   const modelDigest = await checkpointDigest(model, stateDir, signal);
-  return VllmBackend.open(
+  const backend = await VllmBackend.open(
     {
       modelPath: model,
       modelDigest,
@@ -87,6 +87,13 @@ async function openVllm({ config, logger, signal, onMilestone }: OpenOptions): P
     },
     signal,
   );
+  try {
+    await checkRope(backend, signal);
+    return backend;
+  } catch (error) {
+    await backend.close();
+    throw error;
+  }
 }
 
 /** `settings` of bridge_schema.json, without the sockets. */

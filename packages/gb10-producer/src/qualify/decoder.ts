@@ -1,6 +1,6 @@
 import { Engine, type Model, type Sequence } from '@muser/metal';
+import { fromEngineError } from '@muser/protocol';
 
-import { fromEngineError } from '../backend/engine-errors.js';
 import type { PromptRows } from './prompt-rows.js';
 
 /** Rows that are installed at once, as a transfer's are. */

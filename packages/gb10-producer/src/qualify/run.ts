@@ -1,10 +1,9 @@
 import { loadModel, type Model } from '@muser/metal';
-import { MuserError } from '@muser/protocol';
+import { fromEngineError, MuserError } from '@muser/protocol';
 import { ensurePrivateFolder, fileDigest, lockFolder, type Logger, startParts } from '@muser/service-kit';
 import { randomUUID } from 'node:crypto';
 
 import type { PrefillBackend } from '../backend/backend.js';
-import { fromEngineError } from '../backend/engine-errors.js';
 import { LlamaBackend } from '../backend/llama.js';
 import { openBackend } from '../backend/open-backend.js';
 import type { ProducerConfig } from '../config.js';

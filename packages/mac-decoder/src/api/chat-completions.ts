@@ -30,8 +30,8 @@ export function addChatRoute(app: HttpServer['app'], options: ChatRouteOptions):
       created: Math.floor(Date.now() / 1_000),
       model: options.engine.identity.name,
     };
-    const compiled = compileRequest(chat, head.id, timeline, options);
     return options.active.run(reply.raw, async (signal, abort) => {
+      const compiled = await compileRequest(chat, head.id, timeline, options);
       if (!chat.stream) return answerWhole(options.runner, compiled, head, signal);
       reply.hijack();
       await answerStreamed(options.runner, compiled, head, reply.raw, {

@@ -4,7 +4,7 @@ import { buildPrompt } from '../chat/prompt.js';
 import type { ChatTemplate } from '../chat/template.js';
 import type { PrefillMode } from '../config.js';
 import type { DecoderEngine } from '../engine/decoder-engine.js';
-import { engineCallSync } from '../errors/engine-errors.js';
+import { engineCall } from '../errors/engine-errors.js';
 import { invalidParameter } from '../errors/http-errors.js';
 import type { CompletionRequest, Sampling } from '../requests/completion.js';
 import type { Timeline } from '../requests/timeline.js';
@@ -25,14 +25,14 @@ export interface CompileOptions {
  * Makes a request that can run of one that a client sent: defaults, prompt tokens, limits.
  * @throws MuserError INVALID_REQUEST, PROMPT_TOO_LONG
  */
-export function compileRequest(
+export async function compileRequest(
   chat: ChatRequest,
   id: string,
   timeline: Timeline,
   options: CompileOptions,
-): CompletionRequest {
+): Promise<CompletionRequest> {
   const { engine, template } = options;
-  const tokens = engineCallSync(() => buildPrompt(engine.model, template, chat.messages));
+  const tokens = await engineCall(() => buildPrompt(engine.model, template, chat.messages, engine.endTokens));
   timeline.mark('tokenized');
   if (tokens.length === 0) throw invalidParameter('messages', 'the prompt is empty');
   const room = engine.contextTokens - tokens.length;

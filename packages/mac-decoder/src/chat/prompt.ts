@@ -3,31 +3,30 @@ import type { ChatMessage, ChatTemplate } from './template.js';
 
 /** What prompt building needs of a model; `@muser/metal`'s Model is one. */
 export interface PromptTokenizer {
-  tokenize(text: string, options: { special: boolean }): Int32Array;
-  isEndOfGeneration(token: number): boolean;
+  tokenizePieces(pieces: readonly { text: string; special: boolean }[]): Promise<Int32Array[]>;
   readonly info: { readonly addBos: boolean; readonly bosToken: number | null };
 }
 
 /**
- * Makes the prompt's token ids. Template text is tokenized with control tokens, contents without: the text
+ * Makes the prompt's token ids, on a thread of the engine's: a long prompt would hold every other answer up. Template text is tokenized with control tokens, contents without: the text
  * `<|eot|>` in a content becomes the tokens of its characters.
  *
+ * @param endTokens tokens at which an answer ends
  * @throws MuserError INVALID_REQUEST when the template refuses the messages or a content would end the generation.
  */
-export function buildPrompt(
+export async function buildPrompt(
   model: PromptTokenizer,
   template: ChatTemplate,
   messages: readonly ChatMessage[],
-): Uint32Array {
-  const parts: Int32Array[] = [];
-  for (const piece of template.render(messages)) {
-    const special = piece.source === 'template';
-    const tokens = model.tokenize(piece.text, { special });
+  endTokens: readonly number[],
+): Promise<Uint32Array> {
+  const pieces = template.render(messages).map(({ text, source }) => ({ text, special: source === 'template' }));
+  const parts = await model.tokenizePieces(pieces);
+  for (const [at, tokens] of parts.entries()) {
     // llama.cpp still reads tokens that a model marks as "user defined" in plain text; those that end an answer must not come in.
-    if (!special && tokens.some((token) => model.isEndOfGeneration(token))) {
+    if (pieces[at]?.special === false && tokens.some((token) => endTokens.includes(token))) {
       throw new MuserError('INVALID_REQUEST', 'A message contains text that this model reads as the end of an answer.');
     }
-    parts.push(tokens);
   }
   const { addBos, bosToken } = model.info;
   const first = parts.find((part) => part.length > 0)?.[0];

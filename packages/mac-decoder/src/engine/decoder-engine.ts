@@ -1,7 +1,16 @@
 import { Engine, loadModel, type EngineOptions, type Model, type Sequence } from '@muser/metal';
-import { fingerprintOf, modelNameOf, MuserError, type Geometry, type ModelIdentity } from '@muser/protocol';
-import { engineCall, engineCallSync, fromEngineError } from '../errors/engine-errors.js';
+import {
+  fingerprintOf,
+  fromEngineError,
+  type Geometry,
+  type ModelIdentity,
+  modelNameOf,
+  MuserError,
+} from '@muser/protocol';
+import { engineCall, engineCallSync } from '../errors/engine-errors.js';
 import { WaitingLine } from './waiting-line.js';
+
+const FINGERPRINT_BYTES = 32;
 
 export interface DecoderEngineOptions extends EngineOptions {
   /** Path of the GGUF file. */
@@ -31,7 +40,11 @@ export class DecoderEngine {
     const { info } = model;
     this.geometry = { ...info.geometry, vocabularySize: info.vocabularySize };
     this.identity = {
-      fingerprint: fingerprintOf({ geometry: this.geometry, tokenizerSha256: info.tokenizerSha256 }),
+      // No producer has the other one, so a model whose rows cannot be handed over is always prefilled here.
+      fingerprint:
+        info.localOnly === null
+          ? fingerprintOf({ geometry: this.geometry, tokenizerSha256: info.tokenizerSha256 })
+          : new Uint8Array(FINGERPRINT_BYTES),
       modelDigest: options.modelDigest,
       name: modelNameOf(options.model, info.name),
     };
@@ -45,8 +58,11 @@ export class DecoderEngine {
     });
   }
 
-  /** @throws MuserError MODEL_LOAD_FAILED, MODEL_UNSUPPORTED, OUT_OF_MEMORY, ADDON_UNAVAILABLE, CANCELLED. */
+  /** @throws MuserError CONFIG_INVALID, MODEL_LOAD_FAILED, MODEL_UNSUPPORTED, OUT_OF_MEMORY, ADDON_UNAVAILABLE, CANCELLED. */
   static async start(options: DecoderEngineOptions, signal: AbortSignal): Promise<DecoderEngine> {
+    if (options.kvType === 'q8_0' && !options.flashAttention) {
+      throw new MuserError('CONFIG_INVALID', 'kvType q8_0 needs flashAttention');
+    }
     const model = await engineCall(() => loadModel(options.model, { signal }));
     try {
       const { maxSequences, contextTokens, chunkTokens, flashAttention, kvType, threads } = options;

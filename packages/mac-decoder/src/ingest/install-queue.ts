@@ -1,6 +1,5 @@
 import type { KvStage, Sequence } from '@muser/metal';
-import type { MuserError } from '@muser/protocol';
-import { fromEngineError } from '../errors/engine-errors.js';
+import { fromEngineError, type MuserError } from '@muser/protocol';
 
 /** A complete, verified chunk. */
 export interface ReceivedChunk {

@@ -8,7 +8,7 @@ export interface TensorSpec {
   readonly huggingFace: string;
   readonly gguf: string;
   readonly shape: readonly number[];
-  readonly kind: 'matrix' | 'sharp matrix' | 'norm' | 'bias';
+  readonly kind: 'matrix' | 'norm' | 'bias';
   /** Heads whose rows llama.cpp's converter brings from half-split into interleaved order. */
   readonly interleavedHeads?: number;
   /** What the converter adds to every element. */
@@ -162,7 +162,7 @@ function attention(architecture: TinyArchitecture, kvHeads: number): TensorSpec[
     const order = interleaved && turns ? { interleavedHeads: heads } : {};
     const rows = heads * headDimension;
     const suffix = (ending: string) => ({ huggingFace: names.huggingFace + ending, gguf: names.gguf + ending });
-    tensors.push({ ...suffix('weight'), shape: [rows, HIDDEN], kind: turns ? 'sharp matrix' : 'matrix', ...order });
+    tensors.push({ ...suffix('weight'), shape: [rows, HIDDEN], kind: 'matrix', ...order });
     if (bias) tensors.push({ ...suffix('bias'), shape: [rows], kind: 'bias' });
     if (qkNorm && turns) {
       const name = `${letter}_norm.weight`;

@@ -68,7 +68,7 @@ export class TinyModel {
 function valuesOf({ shape, kind, added = 0 }: TensorSpec, random: Random): Float32Array {
   const inputs = shape.at(-1) ?? 1;
   const count = shape.reduce((product, size) => product * size, 1);
-  const spread = { matrix: 1 / Math.sqrt(inputs), 'sharp matrix': 2 / Math.sqrt(inputs), norm: 0.1, bias: 0.5 }[kind];
+  const spread = { matrix: 1 / Math.sqrt(inputs), norm: 0.1, bias: 0.5 }[kind];
   const middle = kind === 'norm' ? 1 - added : 0;
   return Float32Array.from({ length: count }, () => toBf16(middle + spread * gaussian(random)));
 }
