@@ -68,7 +68,12 @@ def _accepts_images(config: VllmConfig) -> bool:
     return any(multimodal.get_limit_per_prompt(kind) > 0 for kind in ("image", "video"))
 
 
+def untested(version: str) -> bool:
+    return version != TESTED_VERSION and not version.startswith(f"{TESTED_VERSION}.")
+
+
 def version_warnings(version: str) -> list[str]:
-    if version == TESTED_VERSION or version.startswith(f"{TESTED_VERSION}."):
+    """What the producer is told once the layout has been found and the self-test has passed."""
+    if not untested(version):
         return []
     return [f"vLLM {version} is not the tested {TESTED_VERSION}; it goes on because its layout and self-test are right"]

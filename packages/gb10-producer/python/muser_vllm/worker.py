@@ -117,6 +117,7 @@ class Worker:
 
     async def _start(self) -> None:
         engine = await asyncio.to_thread(_import_engine)
+        _warn_of_version()
         self._counter = engine.StepCounter()
         self._spawn(self._beat())
         await self._milestone("environment")
@@ -275,6 +276,15 @@ class Worker:
     def shut_engine(self) -> None:
         if self._engine is not None:
             self._engine.shutdown()
+
+
+def _warn_of_version() -> None:
+    import vllm  # noqa: PLC0415 - takes seconds
+
+    from .refusals import untested  # noqa: PLC0415 - takes seconds
+
+    if untested(vllm.__version__):
+        _log.warning("muser: vLLM %s is not tested: it serves only if layout and self-test are right", vllm.__version__)
 
 
 def _import_engine() -> Any:
