@@ -53,6 +53,12 @@ const vllmSchema = z.strictObject({
   }),
   enforceEager: z.boolean().default(false).describe('No compilation and no CUDA graphs. Always so on a CPU.'),
   attentionBackend: z.string().min(1).max(64).nullable().default(null).describe("null is vLLM's own choice."),
+  sharedPrefixCache: z
+    .boolean()
+    .default(false)
+    .describe(
+      "Decoders share the prefix cache. Whoever can time an answer then learns whether another decoder's prompt began alike.",
+    ),
   tensorParallel: parallel.describe('Ranks that share the heads of a layer.'),
   pipelineParallel: parallel.describe('Ranks that share the layers.'),
   startLimitMs: milliseconds

@@ -118,6 +118,7 @@ function createTransfers(
     queueLimit: config.queueLimit,
     stagingBytes: config.budgets.stagingBytes,
     stagingBytesPerTransfer: config.budgets.stagingBytesPerTransfer,
+    sharedPrefixCache: config.vllm.sharedPrefixCache,
     logger: logger.child({ component: 'transfer' }),
   });
 }

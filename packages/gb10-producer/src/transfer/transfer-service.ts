@@ -16,6 +16,9 @@ const MAX_SENDING = 64;
 /** Prefills shorter than this are mostly overhead and say little about the rate. */
 const LEAST_TOKENS_OF_A_RATE = 256;
 
+/** No node is called so: their ids are longer. */
+const SHARED_CACHE = 'shared';
+
 export interface TransferServiceOptions {
   readonly producerId: string;
   readonly signingKey: SigningKey;
@@ -24,6 +27,8 @@ export interface TransferServiceOptions {
   readonly queueLimit: number;
   readonly stagingBytes: number;
   readonly stagingBytesPerTransfer: number;
+  /** Rows that were computed for one decoder are used for another one too. */
+  readonly sharedPrefixCache: boolean;
   readonly logger: Logger;
 }
 
@@ -151,7 +156,7 @@ export class TransferService {
   }
 
   #createTransfer(call: PrefillCall, admitted: AdmittedRequest, receivedAtMs: number): Transfer {
-    const { producerId, signingKey, backend, stagingBytesPerTransfer } = this.#options;
+    const { producerId, signingKey, backend, stagingBytesPerTransfer, sharedPrefixCache } = this.#options;
     const { request, digest, wireType } = admitted;
     const { chunkTokens: largestChunk } = backend.limits;
     const sender = new TransferSender({
@@ -169,6 +174,7 @@ export class TransferService {
     });
     return new Transfer({
       admitted,
+      cacheScope: sharedPrefixCache ? SHARED_CACHE : admitted.decoderId,
       sender,
       send: (frame) => call.send(frame),
       readerGone: call.signal,

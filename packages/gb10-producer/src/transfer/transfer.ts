@@ -26,6 +26,8 @@ export type TransferState = 'queued' | 'prefilling' | 'sending' | 'sealed' | 'fa
 
 export interface TransferParts {
   readonly admitted: AdmittedRequest;
+  /** Whose cached rows it may use. */
+  readonly cacheScope: string;
   readonly sender: TransferSender;
   readonly send: (frame: Buffer) => Promise<void>;
   /** Aborts when the reader is gone. */
@@ -153,14 +155,14 @@ export class Transfer {
   }
 
   #prefill(place: QueuePlace): PrefillRun {
-    const { admitted, backend, staging } = this.#parts;
+    const { admitted, backend, cacheScope, staging } = this.#parts;
     const { tokens, heldTokens, chunkTokens } = admitted.request;
     const run = backend.prefill({
       tokens,
       heldTokens,
       chunkTokens,
       wireType: admitted.wireType,
-      cacheScope: admitted.decoderId,
+      cacheScope,
       staging,
       signal: this.#signal,
       onProgress: (tokensPrefilled) =>
