@@ -8,6 +8,8 @@ const BAD_ROW = 2;
 const UNRELATED = 1;
 /** A step nearer to the beginning than this says nothing. */
 const LEAST_EDGE = 8;
+/** Rows after a step that are so much worse are another matter than noise, however small they are. */
+const CLEAR_STEP = 4;
 /** Rows that are wrong beyond measure must not hide where they begin. */
 const RATIO_CAP = 4;
 
@@ -22,7 +24,7 @@ export function diagnose(scene: Scene): Finding {
 
 function firstLayer(scene: Scene): Finding {
   const ratios = rowRatios(scene);
-  const vAgrees = agrees(scene, 'v', scene.producer.v);
+  const vAgrees = agrees(scene, 'v');
   if (!vAgrees) return weights(scene, 'V of the first layer comes from embeddings and weights alone');
   if (scene.firstToken === 0 && (ratios[0] ?? 0) <= BAD_ROW && scene.rotates) {
     const detail = 'K differs after the first token and V does not: another form of RoPE (scaling, partial rotation)';
@@ -37,10 +39,14 @@ function laterLayer(scene: Scene): Finding {
   if (firstToken === 0 && (ratios[0] ?? 0) > BAD_ROW) {
     return weights(scene, `the first token's rows differ: weights of layer ${layer - 1} or ${layer}`);
   }
+  const { windowTokens } = scene.geometry;
+  if (scene.producerWindow !== windowTokens) {
+    const detail = `another sliding window: the producer's model has ${scene.producerWindow} tokens, the reference's ${windowTokens}`;
+    return { cause: 'window', detail };
+  }
   const edge = stepOf(ratios);
   if (edge !== null) {
     const token = firstToken + edge;
-    const { windowTokens } = scene.geometry;
     const detail = `rows agree up to about token ${token} and not from there on: another sliding window in an earlier layer (the reference's has ${windowTokens} tokens)`;
     return { cause: 'window', detail };
   }
@@ -79,5 +85,6 @@ function stepOf(ratios: Float64Array): number | null {
     const gain = row * (values.length - row) * (means.after - means.before) ** 2;
     if (gain > best.gain) best = { gain, row, ...means };
   }
-  return best.row >= LEAST_EDGE && best.before <= 1 && best.after > Math.max(1, 2 * best.before) ? best.row : null;
+  const isClear = best.after > CLEAR_STEP * best.before || (best.after > 1 && best.after > 2 * best.before);
+  return best.row >= LEAST_EDGE && best.before <= 1 && isClear ? best.row : null;
 }

@@ -5,7 +5,7 @@
 import type { Cause } from './record.js';
 import { figuresOf } from './figures.js';
 import { frequencies, likelyBase, rotated } from './rotation.js';
-import { agrees, type Scene } from './scene.js';
+import { agrees, putsRight, type Scene } from './scene.js';
 
 export interface Finding {
   readonly cause: Cause;
@@ -29,7 +29,7 @@ export function testHypotheses(scene: Scene): Finding | null {
 
 const exchanged: Hypothesis = (scene) => {
   const { k, v } = scene.producer;
-  if (!agrees(scene, 'k', v) || !agrees(scene, 'v', k)) return null;
+  if (!putsRight(scene, 'k', v) || !putsRight(scene, 'v', k)) return null;
   return { cause: 'exchanged', detail: 'K and V are exchanged: each matches when it is taken for the other' };
 };
 
@@ -42,7 +42,7 @@ const permuted: Hypothesis = (scene) => {
   ];
   for (const { from, index } of orders) {
     const ordered = mapped(scene.producer.k, headDimension, index);
-    if (!agrees(scene, 'k', ordered)) continue;
+    if (!putsRight(scene, 'k', ordered)) continue;
     const detail = `the elements of each head of K are in another order: they match when they are taken for ${from} and put in half-split order`;
     return { cause: 'k-permutation', detail };
   }
@@ -65,11 +65,11 @@ const shifted: Hypothesis = (scene) => {
     if (count <= Math.abs(shift)) continue;
     const part = (rows: Float32Array, by: number): Float32Array =>
       rows.subarray(Math.max(0, by) * rowLength, (count + Math.min(0, by)) * rowLength);
-    if (!agrees(scene, 'v', part(producer.v, shift), part(reference.v, -shift))) continue;
+    if (!putsRight(scene, 'v', part(producer.v, shift), part(reference.v, -shift))) continue;
     const k = part(producer.k, shift);
     const turned = turn(scene, k, () => -shift);
     const target = part(reference.k, -shift);
-    if (!agrees(scene, 'k', k, target) && !agrees(scene, 'k', turned, target)) continue;
+    if (!putsRight(scene, 'k', k, target) && !putsRight(scene, 'k', turned, target)) continue;
     const detail = `rows are moved by ${shift}: row i + ${shift} of the producer is row i of the reference`;
     return { cause: 'position-shift', detail: detail.replace('+ -', '- ') };
   }
@@ -77,10 +77,10 @@ const shifted: Hypothesis = (scene) => {
 };
 
 const positions: Hypothesis = (scene) => {
-  if (!scene.rotates || !agrees(scene, 'v', scene.producer.v)) return null;
+  if (!scene.rotates || !agrees(scene, 'v')) return null;
   for (const shift of SHIFTS) {
     if (
-      !agrees(
+      !putsRight(
         scene,
         'k',
         turn(scene, scene.producer.k, () => -shift),
@@ -94,16 +94,16 @@ const positions: Hypothesis = (scene) => {
 };
 
 const rotation: Hypothesis = (scene) => {
-  if (!agrees(scene, 'v', scene.producer.v)) return null;
+  if (!agrees(scene, 'v')) return null;
   const { rotates, geometry, producer, reference, form, firstToken } = scene;
   if (!rotates) {
     const unturned = turn(scene, producer.k, (position) => -position);
-    return agrees(scene, 'k', unturned)
+    return putsRight(scene, 'k', unturned)
       ? { cause: 'rope', detail: 'keys are rotated in a layer that has no RoPE in the reference' }
       : null;
   }
   if (
-    agrees(
+    putsRight(
       scene,
       'k',
       turn(scene, producer.k, (position) => position),
@@ -120,7 +120,7 @@ const rotation: Hypothesis = (scene) => {
     firstToken,
     (position, pair) => position * ((correct[pair] ?? 0) - (own[pair] ?? 0)),
   );
-  if (!agrees(scene, 'k', corrected)) return null;
+  if (!putsRight(scene, 'k', corrected)) return null;
   const detail = `another RoPE base: keys match when they are taken for rotated by base ${Number(base.toPrecision(3))}; the reference has ${geometry.ropeBase}`;
   return { cause: 'rope-base', detail };
 };

@@ -18,6 +18,8 @@ export interface Scene {
   readonly rotates: boolean;
   /** The reference's. */
   readonly geometry: Geometry;
+  /** What the producer says its window is. */
+  readonly producerWindow: number;
   readonly form: RowForm;
   /** Elements of a row. */
   readonly rowLength: number;
@@ -45,6 +47,7 @@ export function sceneOf(
     layerKind,
     rotates: geometry.ropeLayers === 'all' || layerKind === 'window',
     geometry,
+    producerWindow: producer.geometry.windowTokens,
     form: { heads, headDimension },
     rowLength: heads * headDimension,
     firstToken: span.start,
@@ -54,7 +57,21 @@ export function sceneOf(
   };
 }
 
-/** Whether rows are those of the reference, within the limits. */
-export function agrees(scene: Scene, kind: 'k' | 'v', rows: Float32Array, reference = scene.reference[kind]): boolean {
-  return figuresOf(rows, reference).distance <= scene.limits[kind];
+/** A change that puts rows right brings them nearer by more than this; one that makes no difference proves nothing. */
+const IMPROVEMENT = 2;
+
+/** Whether the producer's rows are within the limit as they are. */
+export function agrees({ producer, reference, limits }: Scene, kind: 'k' | 'v'): boolean {
+  return figuresOf(producer[kind], reference[kind]).distance <= limits[kind];
+}
+
+/** Whether rows of the producer that were changed are now those of the reference, and were not before. */
+export function putsRight(
+  { producer, reference, limits }: Scene,
+  kind: 'k' | 'v',
+  changed: Float32Array,
+  wanted = reference[kind],
+): boolean {
+  const after = figuresOf(changed, wanted).distance;
+  return after <= limits[kind] && IMPROVEMENT * after < figuresOf(producer[kind], reference[kind]).distance;
 }
