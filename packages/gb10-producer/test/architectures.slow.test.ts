@@ -146,14 +146,18 @@ describe('rows that do not belong together', () => {
     async () => {
       const model = new TinyModel({
         architecture: 'llama',
-        metadata: { 'rope.scaling.type': 'linear', 'rope.scaling.factor': { f32: 2 } },
-        config: { rope_scaling: { rope_type: 'linear', factor: 2 } },
+        metadata: {
+          'rope.scaling.type': 'yarn',
+          'rope.scaling.factor': { f32: 4 },
+          'rope.scaling.original_context_length': 2048,
+        },
+        config: { rope_scaling: { rope_type: 'yarn', factor: 4, original_max_position_embeddings: 2048 } },
       });
       const gguf = join(folder, 'scaled.gguf');
       await writeFile(gguf, model.gguf());
       await model.writeHuggingFace(join(folder, 'scaled'));
       await expect(open('llama', gguf)).rejects.toMatchObject({ code: 'MODEL_UNSUPPORTED' });
-      await expect(open('vllm', join(folder, 'scaled'))).rejects.toThrow(/RoPE is scaled \(linear\)/);
+      await expect(open('vllm', join(folder, 'scaled'))).rejects.toThrow(/RoPE is scaled \(yarn\)/);
     },
     START_LIMIT_MS,
   );

@@ -190,10 +190,14 @@ function cut(link: Link, from: Socket, to: Socket): void {
   to.end();
 }
 
-/** A TCP reset for both ends, as soon as what was written to them is out. */
+/** A TCP reset for both ends. */
 function resetBoth(link: Link): void {
   link.cut = true;
-  for (const socket of [link.client, link.server]) socket.resetAndDestroy();
+  for (const socket of [link.client, link.server]) {
+    // resetAndDestroy() would end the connection regularly first: the peer could take it for a right end.
+    socket.destroySoon = () => void socket.destroy();
+    socket.resetAndDestroy();
+  }
 }
 
 /** Ends one side's connection only; the other side's stays as it is until its own peer ends it. */

@@ -14,7 +14,10 @@ export interface Faults {
   replay?: ByteRange;
   /** Exactly this many bytes arrive, then the connection ends, in both directions. */
   cutAtByte?: number;
-  /** At most this many bytes arrive, then both ends get a TCP reset, which may overtake what was not read. */
+  /**
+   * At most this many bytes arrive, then both ends get a TCP reset. It may overtake what was not read, and Node reports one
+   * that comes together with data as a regular end.
+   */
   resetAtByte?: number;
   /** Exactly this many bytes pass, then nothing more in this direction, while the connection stays open. */
   stallAtByte?: number;

@@ -80,7 +80,6 @@ describe('a GGUF file', () => {
     ['MLA', { 'novel.attention.kv_lora_rank': u32(512) }, /MLA/],
     ['Mamba layers', { 'novel.ssm.state_size': u32(16) }, /recurrent/],
     ['RWKV', { 'novel.wkv.head_size': u32(64) }, /recurrent/],
-    ['experts', { 'novel.expert_count': u32(8) }, /mixture of experts/],
     ['KV heads that differ', { 'novel.attention.head_count_kv': { type: 'u32s', value: [2, 2, 1, 2] } }, /differs between/],
     ['an odd head dimension', { 'novel.attention.key_length': u32(63), 'novel.attention.value_length': u32(63) }, /odd/],
     ['V shorter than K', { 'novel.attention.value_length': u32(32) }, /differ in length/],
@@ -99,6 +98,12 @@ describe('a GGUF file', () => {
     const { obstacles } = await traitsOf(changes, [{ name: 'output.weight', shape: [1] }]);
     expect(verdictOf(obstacles)).toBe('local only');
     expect(obstacles.map((obstacle) => obstacle.reason).join('\n')).toMatch(reason);
+  });
+
+  it('with experts is remote-capable, as its attention is like any other, and says so', async () => {
+    const { obstacles, notes } = await traitsOf({ 'novel.expert_count': u32(8) });
+    expect(obstacles).toEqual([]);
+    expect(notes.join()).toContain('mixture of experts');
   });
 
   it('with a table of RoPE factors is local only', async () => {

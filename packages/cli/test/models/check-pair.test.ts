@@ -1,4 +1,4 @@
-import { copyFile, mkdir, readFile, writeFile } from 'node:fs/promises';
+import { copyFile, mkdir, readFile, rename, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
@@ -116,7 +116,6 @@ describe('a pair', () => {
 describe('a Hugging Face folder', () => {
   const cases: [string, 'local only' | 'unsupported', RegExp, Parameters<typeof changed>[0]][] = [
     ['MLA', 'local only', /MLA/, { config: ({ text_config: t }) => (t['kv_lora_rank'] = 512) }],
-    ['experts', 'local only', /experts/, { config: ({ text_config: t }) => (t['num_local_experts'] = 8) }],
     ['Mamba', 'local only', /recurrent/, { config: ({ text_config: t }) => (t['mamba_d_state'] = 16) }],
     [
       'an unknown kind of layer',
@@ -125,6 +124,38 @@ describe('a Hugging Face folder', () => {
       { config: ({ text_config: t }) => ((t['layer_types'] as string[])[0] = 'linear_attention') },
     ],
     ['scaled RoPE', 'local only', /llama3/, { config: ({ text_config: t }) => (t['rope_scaling'] = { rope_type: 'llama3' }) }],
+    [
+      'YaRN for the layers of one kind',
+      'local only',
+      /yarn/,
+      {
+        config: ({ text_config: t }) => {
+          t['rope_parameters'] = { full_attention: { rope_theta: 1e6, rope_type: 'yarn' }, sliding_attention: { rope_theta: 1e6 } };
+        },
+      },
+    ],
+    [
+      'a RoPE base of its own for windows',
+      'local only',
+      /2 RoPE bases/,
+      {
+        config: ({ text_config: t }) => {
+          delete t['layer_rope_theta'];
+          t['rope_parameters'] = { full_attention: { rope_theta: 1e6 }, sliding_attention: { rope_theta: 1e4 } };
+        },
+      },
+    ],
+    [
+      'the older way to say that',
+      'local only',
+      /2 RoPE bases/,
+      {
+        config: ({ text_config: t }) => {
+          delete t['layer_rope_theta'];
+          Object.assign(t, { rope_theta: 1e6, rope_local_base_freq: 1e4 });
+        },
+      },
+    ],
     ['partial RoPE', 'local only', /0.5 of a head/, { config: ({ text_config: t }) => (t['partial_rotary_factor'] = 0.5) }],
     [
       'RoPE on a global layer',
@@ -161,6 +192,24 @@ describe('a Hugging Face folder', () => {
       },
     });
     expect((await checkModels([path])).models[0]?.shape).toMatchObject({ ropeBase: 500_000, ropeLayers: 'window' });
+  });
+
+  it('may have the same RoPE for each kind of layer', async () => {
+    const path = await changed({
+      config: ({ text_config: t }) => {
+        delete t['layer_rope_theta'];
+        t['rope_parameters'] = { full_attention: { rope_theta: 7e4 }, sliding_attention: { rope_theta: 7e4 } };
+      },
+    });
+    const [model] = (await checkModels([path])).models;
+    expect(model).toMatchObject({ verdict: 'remote-capable', shape: { ropeBase: 70_000, ropeLayers: 'all' } });
+  });
+
+  it('with experts is remote-capable, with a warning', async () => {
+    const path = await changed({ config: ({ text_config: t }) => (t['num_local_experts'] = 8) });
+    const [model] = (await checkModels([path])).models;
+    expect(model?.verdict).toBe('remote-capable');
+    expect(model?.notes.join()).toContain('mixture of experts');
   });
 
   it('with code of its own is told of', async () => {
@@ -203,6 +252,20 @@ describe('muser models check', () => {
     expect(run.stdout.match(/^remote-capable/gm)).toHaveLength(3);
   });
 
+  it('takes the OWNER/NAME of a model in the Hugging Face cache', async () => {
+    const cache = join(folder.path, 'hub', 'models--someone--nano');
+    const commit = 'a'.repeat(40);
+    await mkdir(join(cache, 'refs'), { recursive: true });
+    await mkdir(join(cache, 'snapshots'));
+    await writeFile(join(cache, 'refs', 'main'), commit);
+    await rename(await changed({}), join(cache, 'snapshots', commit));
+    const env = { HF_HUB_CACHE: join(folder.path, 'hub') };
+    const run = await runCli(['models', 'check', GGUF, 'someone/nano'], { env });
+    expect(run).toMatchObject({ exitCode: 0, stdout: expect.stringContaining('The pair fits') });
+    const other = await runCli(['models', 'check', 'someone/else'], { env });
+    expect(other).toMatchObject({ exitCode: 2, stderr: expect.stringContaining('models pin someone/else@main') });
+  });
+
   it('shows what differs, with code 1', async () => {
     const path = await changed({ config: ({ text_config: t }) => (t['sliding_window'] = 256) });
     const run = await runCli(['models', 'check', GGUF, path]);
@@ -218,7 +281,11 @@ describe('muser models check', () => {
     expect(JSON.parse(run.stdout)).toMatchObject({ error: { code: 'MODEL_LOAD_FAILED' } });
   });
 
-  it.each([[['nothing-here']], [['/no/such/file']], [['/']]])('of %j is wrong usage', async (args) => {
-    expect(await runCli(['models', 'check', ...args])).toMatchObject({ exitCode: 2, stdout: '' });
+  it.each(['nothing-here', '/no/such/file', 'no/such-model'])('of %j is wrong usage', async (model) => {
+    expect(await runCli(['models', 'check', model])).toMatchObject({ exitCode: 2, stdout: '' });
+  });
+
+  it('of a folder without a model is wrong usage', async () => {
+    expect(await runCli(['models', 'check', folder.path])).toMatchObject({ exitCode: 2, stdout: '' });
   });
 });

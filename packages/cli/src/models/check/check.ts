@@ -1,8 +1,11 @@
+import { existsSync } from 'node:fs';
 import { readdir, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { usageError } from '../../exit.js';
 import { formatTable } from '../../format.js';
+import { findCheckpoint } from '../../system/checkpoint.js';
 import { modelFolders, pathOrModel } from '../catalogue.js';
+import { repositorySchema } from '../manifest.js';
 import { runCommand } from '../run.js';
 import { comparePair, type Comparison, TokenComparison, type TokenDifference } from './compare.js';
 import { ggufTraits } from './gguf-traits.js';
@@ -90,6 +93,11 @@ async function modelsIn(folder: string): Promise<Found[]> {
     .map((name): Found => ({ format: 'gguf', path: join(folder, name) }));
 }
 
+/** OWNER/NAME of a hub, unless something of that path is here. */
+function isRepository(what: string): boolean {
+  return repositorySchema.safeParse(what).success && !existsSync(what);
+}
+
 export interface CheckCommand {
   models: string[];
   json: boolean;
@@ -100,7 +108,10 @@ export async function checkCommand(command: CheckCommand): Promise<CheckResult> 
     command.json,
     async () => {
       const folders = modelFolders(process.env);
-      return checkModels(await Promise.all(command.models.map((model) => pathOrModel(model, folders))));
+      const located = command.models.map((model) =>
+        isRepository(model) ? findCheckpoint(model, process.env) : pathOrModel(model, folders),
+      );
+      return checkModels(await Promise.all(located));
     },
     (result, output) => {
       const colours = { 'remote-capable': 'green', 'local only': 'yellow', unsupported: 'red' } as const;

@@ -1,7 +1,7 @@
 import type { LayerKind } from '@muser/protocol';
 import { type GgufHeader, readGgufHeader, type Value } from './gguf-header.js';
 import { damaged } from './header-reader.js';
-import { checkShape, type KvShape, type ModelTraits, Obstacles } from './traits.js';
+import { checkShape, EXPERTS_NOTE, type KvShape, type ModelTraits, Obstacles } from './traits.js';
 
 /** What a GGUF file's metadata say about its KV cache. `onToken` as in readGgufHeader. */
 export function ggufTraits(path: string, onToken?: (id: number, bytes: Buffer) => void): ModelTraits {
@@ -26,7 +26,8 @@ export function ggufTraits(path: string, onToken?: (id: number, bytes: Buffer) =
     tokenCount: header.tokenCount,
     obstacles: obstacles.list,
     notes: [
-      'GGUF does not say which layers rotate K, nor in which order its elements lie: the engine knows, and every hand-off compares.',
+      'GGUF does not say which layers rotate K, nor in which order its elements lie: the engine finds out, and every hand-off compares.',
+      ...(metadata.positive('expert_count') ? [EXPERTS_NOTE] : []),
     ],
   };
 }
@@ -71,6 +72,12 @@ class Metadata {
     return value;
   }
 
+  /** Whether it is above 0, or differs between layers. */
+  positive(name: string): boolean {
+    const value = this.perLayer(name);
+    return value === 'varies' || (value ?? 0) > 0;
+  }
+
   /** A number that may be given once or once a layer; null when it is missing, `varies` when layers differ. */
   perLayer(name: string): number | 'varies' | null {
     const value = this.value(name);
@@ -83,10 +90,7 @@ class Metadata {
 
 function lookForOtherKinds(metadata: Metadata, obstacles: Obstacles): void {
   const { header } = metadata;
-  const positive = (name: string): boolean => {
-    const value = metadata.perLayer(name);
-    return value === 'varies' || (value ?? 0) > 0;
-  };
+  const positive = (name: string): boolean => metadata.positive(name);
   const splits = header.values.get('split.count');
   obstacles.unsupported(typeof splits === 'number' && splits > 1, 'it is one of several files: join them with llama-gguf-split --merge');
   obstacles.unsupported(header.tensors.size === 0, 'it holds no weights');
@@ -100,7 +104,6 @@ function lookForOtherKinds(metadata: Metadata, obstacles: Obstacles): void {
   obstacles.local(latent, 'its KV cache is compressed (MLA), which is no K and V per head');
   const recurrent = ['ssm.', 'wkv.', 'kda.', 'shortconv.'].some((group) => metadata.hasGroup(group));
   obstacles.local(recurrent, 'some layers keep a recurrent state (Mamba, RWKV, linear attention) instead of K and V');
-  obstacles.local(positive('expert_count'), 'it is a mixture of experts: quantizations choose different experts, so the KV of two of them differs too much');
   obstacles.local(positive('attention.shared_kv_layers'), 'layers share their KV');
   obstacles.local(positive('nextn_predict_layers'), 'it has layers that predict further tokens, with a KV of their own');
   obstacles.local(positive('num_loops'), 'it runs its layers several times');

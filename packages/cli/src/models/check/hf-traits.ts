@@ -4,7 +4,7 @@ import type { LayerKind } from '@muser/protocol';
 import { z } from 'zod';
 import { isMissing } from '../../state.js';
 import { damaged, HeaderReader } from './header-reader.js';
-import { checkShape, type KvShape, type ModelTraits, Obstacles } from './traits.js';
+import { checkShape, EXPERTS_NOTE, type KvShape, type ModelTraits, Obstacles } from './traits.js';
 
 const MIB = 1024 * 1024;
 const MAX_CONFIG_BYTES = 4 * MIB;
@@ -15,13 +15,15 @@ const MAX_TOKENS = 2 ** 24;
 
 const count = z.number().int().min(0);
 const perLayer = z.array(z.unknown()).max(MAX_LAYER_ENTRIES);
-const ropeSchema = z.looseObject({
+const ropeForm = z.looseObject({
   rope_theta: z.number().nullish(),
   rope_type: z.string().nullish(),
   type: z.string().nullish(),
   partial_rotary_factor: z.number().nullish(),
   mrope_section: z.unknown().optional(),
 });
+/** Some models have a form for each kind of layer. */
+const ropeSchema = ropeForm.extend({ full_attention: ropeForm.nullish(), sliding_attention: ropeForm.nullish() });
 /** What is read of config.json, of the text model when there are several. Unknown keys stay visible to `keys`. */
 const textSchema = z.looseObject({
   num_hidden_layers: count,
@@ -35,8 +37,9 @@ const textSchema = z.looseObject({
   use_sliding_window: z.boolean().nullish(),
   layer_rope_theta: z.array(z.number().nullable()).max(MAX_LAYER_ENTRIES).nullish(),
   rope_theta: z.number().nullish(),
+  rope_local_base_freq: z.number().nullish(),
   rope_parameters: ropeSchema.nullish(),
-  rope_scaling: ropeSchema.nullish(),
+  rope_scaling: ropeForm.nullish(),
   partial_rotary_factor: z.number().nullish(),
   no_rope_layers: perLayer.nullish(),
   tie_word_embeddings: z.boolean().nullish(),
@@ -70,7 +73,7 @@ export async function hfTraits(folder: string): Promise<HfModel> {
   const text = parse(textSchema, config.text_config ?? config, folder);
   const obstacles = new Obstacles();
   const notes: string[] = [];
-  lookForOtherKinds(config, text, obstacles);
+  lookForOtherKinds(config, text, obstacles, notes);
   if (config.auto_map !== undefined) notes.push("It brings code of its own, which muser never runs: vLLM must know the model by itself.");
   const tokens = await readTokens(join(folder, 'tokenizer.json'), obstacles);
   const shape = readShape(text, tokens?.length ?? 0, obstacles);
@@ -90,7 +93,7 @@ export async function hfTraits(folder: string): Promise<HfModel> {
   return { traits, tokens };
 }
 
-function lookForOtherKinds(config: Config, text: Text, obstacles: Obstacles): void {
+function lookForOtherKinds(config: Config, text: Text, obstacles: Obstacles, notes: string[]): void {
   const architectures = config.architectures ?? [];
   obstacles.unsupported(
     !architectures.some((name) => /For(CausalLM|ConditionalGeneration)$/.test(name)),
@@ -104,10 +107,7 @@ function lookForOtherKinds(config: Config, text: Text, obstacles: Obstacles): vo
     Object.keys(text).some((key) => /^(mamba|ssm|linear_(num|key|value|conv)|rwkv)/.test(key)),
     'some layers keep a recurrent state (Mamba, RWKV, linear attention) instead of K and V',
   );
-  obstacles.local(
-    above(1, 'num_experts', 'num_local_experts', 'n_routed_experts', 'moe_num_experts'),
-    'it is a mixture of experts: quantizations choose different experts, so the KV of two of them differs too much',
-  );
+  if (above(1, 'num_experts', 'num_local_experts', 'n_routed_experts', 'moe_num_experts')) notes.push(EXPERTS_NOTE);
   obstacles.local(above(0, 'num_kv_shared_layers'), 'layers share their KV');
   obstacles.local(has('attention_chunk_size'), 'it attends in chunks');
   obstacles.local(text['alibi'] === true, 'it uses ALiBi instead of RoPE');
@@ -160,17 +160,22 @@ function readRope(
   layers: readonly LayerKind[] | null,
   obstacles: Obstacles,
 ): Pick<KvShape, 'ropeBase' | 'ropeLayers'> {
-  const forms = [text.rope_parameters, text.rope_scaling].filter((form) => form != null);
-  for (const form of forms) {
+  const { rope_parameters: common } = text;
+  const forms = [common, common?.full_attention, common?.sliding_attention, text.rope_scaling];
+  for (const form of forms.filter((each) => each != null)) {
     const type = form.rope_type ?? form.type ?? 'default';
     obstacles.local(type !== 'default', `its RoPE is scaled (${type}): a hand-off compares the base alone`);
     obstacles.local(form.mrope_section != null, 'its RoPE has sections (M-RoPE)');
   }
-  const part = text.partial_rotary_factor ?? text.rope_parameters?.partial_rotary_factor ?? 1;
+  const parts = [text, ...forms].map((form) => form?.partial_rotary_factor ?? 1);
+  const part = parts.find((value) => value !== 1) ?? 1;
   obstacles.local(part !== 1, `RoPE turns ${part} of a head only`);
-  obstacles.local(text['rope_local_base_freq'] != null, 'window layers have a RoPE base of their own: a hand-off compares one');
-  const base = text.rope_theta ?? text.rope_parameters?.rope_theta ?? null;
-  const bases = text.layer_rope_theta?.map((theta) => theta ?? 0) ?? rotatedByFlags(text, base);
+  const base = text.rope_theta ?? common?.rope_theta ?? common?.full_attention?.rope_theta ?? null;
+  const ofWindows = text.rope_local_base_freq ?? common?.sliding_attention?.rope_theta ?? base;
+  const bases =
+    text.layer_rope_theta?.map((theta) => theta ?? 0) ??
+    rotatedByFlags(text, base) ??
+    (ofWindows === base ? null : [base ?? 0, ofWindows ?? 0]);
   if (bases === null) {
     obstacles.local(base === null, 'it does not say its RoPE base');
     return { ropeBase: base, ropeLayers: 'all' };

@@ -37,6 +37,10 @@ export interface ModelTraits {
   notes: string[];
 }
 
+/** Of mixtures of experts: their attention, and so their KV, is as that of others. */
+export const EXPERTS_NOTE =
+  'It is a mixture of experts: quantizations may choose different ones, so `muser producer qualify` matters more than usual.';
+
 /** Collects what speaks against a hand-off. */
 export class Obstacles {
   readonly list: Obstacle[] = [];
