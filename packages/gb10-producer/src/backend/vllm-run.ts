@@ -50,6 +50,8 @@ export class VllmRun implements PrefillRun {
   readonly task: PrefillTask;
   readonly computed: Promise<void>;
   readonly timings = { startedAtMs: null as number | null, endedAtMs: null as number | null, reusedTokens: 0 };
+  /** How often vLLM gave this prefill's blocks to others and computed them again; known when compute has ended. */
+  preemptions = 0;
   readonly #context: RunContext;
   readonly #chunks: ChunkQueue;
   readonly #stop = new AbortController();
@@ -158,6 +160,7 @@ export class VllmRun implements PrefillRun {
     void this.#handOut();
     const header = await this.#orStopped(orAborted(finished, worker.failed), worker);
     if (!header.ok) throw failureOf(header.code, header.message);
+    this.preemptions = header.preemptions;
     this.timings.reusedTokens = Math.min(header.reusedTokens, tokens.length - 1);
     this.timings.endedAtMs = performance.now();
     this.#expectLastChunk();
