@@ -3,6 +3,7 @@ import { eventLoopBenchmark } from './event-loop.js';
 import { installBenchmark } from './install.js';
 import { machine } from './machine.js';
 import { transportBenchmark } from './transport.js';
+import { vllmBenchmark } from './vllm.js';
 
 /** What each benchmark measures, in the order in which they run. See bench/README.md for the method. */
 const BENCHMARKS: Record<string, () => Promise<object>> = {
@@ -10,6 +11,7 @@ const BENCHMARKS: Record<string, () => Promise<object>> = {
   install: installBenchmark,
   'event-loop': eventLoopBenchmark,
   transport: transportBenchmark,
+  vllm: vllmBenchmark,
 };
 
 const USAGE = `usage: npm run bench -- [NAME...]
