@@ -5,6 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
 import { MuserError } from '@muser/protocol';
+import { createLogger } from '@muser/service-kit';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 
 import { VllmBackend, type VllmOptions } from '../src/backend/vllm.js';
@@ -114,6 +115,43 @@ describe('a worker that ends', () => {
       expect(vllm.health.state).toBe('ready');
     },
   );
+
+  it.each([
+    ['exit:middle', 'died', 'ENGINE_FAILED', /last lines/],
+    ['engine:middle', 'died', 'ENGINE_FAILED', /last lines/],
+    ['stop:middle', 'hung', 'ENGINE_FAILED', /vllm.hangLimitMs/],
+    ['deaf:middle', 'hung', 'ENGINE_FAILED', /vllm.hangLimitMs/],
+    ['oom:middle', 'out-of-memory', 'OUT_OF_MEMORY', /vllm.kvCacheBytes/],
+    ['engineoom:middle', 'out-of-memory', 'OUT_OF_MEMORY', /vllm.kvCacheBytes/],
+    ['garbage-data:middle', 'broken', 'ENGINE_FAILED', /report it/],
+    ['oom:start', 'out-of-memory', 'OUT_OF_MEMORY', /vllm.kvCacheBytes/],
+    ['stop:start', 'late', 'DEADLINE_EXCEEDED', /vllm.startLimitMs/],
+    ['refuse:start', 'refused', 'MODEL_UNSUPPORTED', /correct/],
+  ])('by %s is logged as %s, with a code and what to do', async (fault, cause, code, advice) => {
+    const ends: object[] = [];
+    const logger = createLogger('test', 'silent');
+    logger.error = (end: object) => void ends.push(end);
+    const settings: Record<string, unknown> = { ...once() };
+    const vllm = await open(settings, { logger, hangLimitMs: 1_000, startLimitMs: 4_000, restartPausesMs: [0, 0] });
+    const [worker = 0] = vllm.workerPids;
+    settings['fault'] = fault;
+    process.kill(worker, 'SIGKILL');
+    await until(() => vllm.workerPids[0] !== worker && (vllm.workerPids.length > 0 || vllm.health.state === 'error'));
+    if (!fault.endsWith('start')) {
+      const signal = AbortSignal.timeout(500);
+      await consume(start(vllm, 1, 700, signal)).catch(() => undefined);
+    }
+    await until(() => ends.some((end) => 'cause' in end && end.cause === cause && 'code' in end && end.code === code));
+    const end = ends.find((one) => 'cause' in one && one.cause === cause && 'code' in one && one.code === code);
+    expect(end).toMatchObject({
+      reason: expect.any(String) as string,
+      advice: expect.stringMatching(advice) as string,
+    });
+    const { state, ...rest } = vllm.health;
+    if (cause === 'refused')
+      expect(rest).toMatchObject({ reason: expect.stringContaining('restart the producer') as string });
+    else expect(state).not.toBe('error');
+  });
 
   // As root, where the kernel still has memory cgroups of version 1.
   it.skipIf(!hasCgroups())('by the kernel, for want of memory, is known for what it is', async () => {

@@ -1,9 +1,9 @@
-import { MuserError, toMuserError } from '@muser/protocol';
+import { type ErrorCode, MuserError, toMuserError } from '@muser/protocol';
 import type { Logger } from '@muser/service-kit';
 
 import { orAborted, pause } from '../abort.js';
 import type { BackendHealth } from '../backend/backend.js';
-import type { VllmWorker, WorkerEnd } from './worker.js';
+import type { EndCause, VllmWorker, WorkerEnd } from './worker.js';
 
 /**
  * starting: the first start. ready: takes requests. restarting: the worker ended by itself; after a pause a new one
@@ -138,8 +138,9 @@ export class WorkerSupervisor {
     while ((this.#failuresAtMs[0] ?? nowMs) <= nowMs - HOUR_MS) this.#failuresAtMs.shift();
     const failures = this.#failuresAtMs.length;
     const pauseMs = this.#options.pausesMs[failures - 1];
-    this.#options.logger.error({ cause, code: error.code, reason: error.message, failures }, 'the vLLM worker ended');
-    if (permanent || pauseMs === undefined) return this.#giveUp(error, permanent ? null : failures);
+    const told = { cause, code: error.code, reason: error.message, failures, advice: ADVICE[cause] };
+    this.#options.logger.error(told, 'the vLLM worker ended');
+    if (permanent || pauseMs === undefined) return this.#giveUp(end, permanent ? null : failures);
     await this.#startAgain(error.message, pauseMs);
   }
 
@@ -158,15 +159,16 @@ export class WorkerSupervisor {
       else this.#adopt(worker);
     } catch (thrown) {
       const error = toMuserError(thrown, 'ENGINE_FAILED');
-      await this.#recover({ cause: 'died', error, permanent: PERMANENT.has(error.code) });
+      const permanent = PERMANENT.has(error.code);
+      await this.#recover({ cause: permanent ? 'refused' : (CAUSES[error.code] ?? 'died'), error, permanent });
     }
   }
 
-  #giveUp(error: MuserError, failures: number | null): void {
+  #giveUp({ cause, error }: WorkerEnd, failures: number | null): void {
     const advice =
       failures === null
         ? 'correct that and restart the producer'
-        : `${failures} failures within an hour are too many to go on: look at its log, then restart the producer ` +
+        : `${failures} failures within an hour are too many to go on: ${ADVICE[cause]}; then restart the producer ` +
           '(power-cycle a GB10 whose memory does not come back)';
     this.#turn('error', `${error.message}; ${advice}`);
     this.#options.logger.fatal({ code: error.code, reason: this.#reason }, 'the vLLM worker is given up');
@@ -217,6 +219,24 @@ export class WorkerSupervisor {
     this.#idleTimer = null;
   }
 }
+
+/** What an operator can do. */
+const ADVICE: Readonly<Record<EndCause, string>> = {
+  closed: 'nothing is wrong',
+  died: 'its last lines in the log of the producer say why',
+  hung: 'look whether the GPU answers; raise vllm.hangLimitMs if steps take that long',
+  'out-of-memory':
+    'lower vllm.kvCacheBytes, maxPromptTokens or chunkTokens, or end what else needs memory on this machine',
+  broken: 'report it with the log of the producer',
+  refused: 'correct what it names',
+  late: 'the log of the producer says how far it came; raise vllm.startLimitMs if it only needs more time',
+};
+
+/** What a start failed with, as the causes of ends. */
+const CAUSES: Readonly<Partial<Record<ErrorCode, EndCause>>> = {
+  OUT_OF_MEMORY: 'out-of-memory',
+  DEADLINE_EXCEEDED: 'late',
+};
 
 /** A start that failed so would fail again. */
 const PERMANENT: ReadonlySet<string> = new Set(['CONFIG_INVALID', 'MODEL_UNSUPPORTED', 'MODEL_MISMATCH']);
