@@ -8,7 +8,7 @@ import { ROOT, run, say } from './lib/run.mjs';
 
 const LONG_UNDER_SANITIZERS = 'Long/|HandoffWindow|HandoffAnswer|HandoffSequences|/2049_';
 /** Tests of the addon that stay short with a sanitized addon; llama.cpp itself is not instrumented. */
-const ADDON_TESTS = ['loading', 'tokenizer', 'sequences', 'lifetime'];
+const ADDON_TESTS = ['architectures', 'loading', 'tokenizer', 'sequences', 'lifetime'];
 
 const counts = { passed: 0, failed: 0 };
 const wanted = process.argv.slice(2);

@@ -275,11 +275,12 @@ class _Rank:
 
     def _is_window(self, number: int, spec: Any) -> bool:
         kind = self._kinds[number]
-        if type(spec) is SlidingWindowSpec and kind == "window":
+        window = self._config.model_config.hf_text_config.sliding_window
+        if type(spec) is SlidingWindowSpec and kind == "window" and spec.sliding_window == window:
             return True
         if type(spec) is FullAttentionSpec and spec.sliding_window is None and kind == "global":
             return False
-        raise Refused("MODEL_UNSUPPORTED", f"layer {number} is a {kind} layer, vLLM keeps it as {type(spec).__name__}")
+        raise Refused("MODEL_UNSUPPORTED", f"layer {number} is a {kind} layer (window {window}), vLLM keeps it as {spec}")
 
     def _dimensions(self, spec: Any, heads: int, dimension: int) -> tuple[int, int]:
         own = (int(spec.num_kv_heads), int(spec.head_size))
