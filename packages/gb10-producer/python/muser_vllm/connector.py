@@ -275,12 +275,13 @@ class _Rank:
 
     def _is_window(self, number: int, spec: Any) -> bool:
         kind = self._kinds[number]
-        window = self._config.model_config.hf_text_config.sliding_window
+        window = getattr(self._config.model_config.hf_text_config, "sliding_window", None)
         if type(spec) is SlidingWindowSpec and kind == "window" and spec.sliding_window == window:
             return True
         if type(spec) is FullAttentionSpec and spec.sliding_window is None and kind == "global":
             return False
-        raise Refused("MODEL_UNSUPPORTED", f"layer {number} is a {kind} layer (window {window}), vLLM keeps it as {spec}")
+        what = f"layer {number} is a {kind} layer (window {window})"
+        raise Refused("MODEL_UNSUPPORTED", f"{what}, vLLM keeps it as {spec}")
 
     def _dimensions(self, spec: Any, heads: int, dimension: int) -> tuple[int, int]:
         own = (int(spec.num_kv_heads), int(spec.head_size))
