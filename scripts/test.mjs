@@ -4,9 +4,9 @@ import { ROOT, run } from './lib/run.mjs';
 
 const slow = process.argv.includes('--slow');
 const filters = process.argv.slice(2).filter((argument) => argument !== '--slow');
-const report = `${ROOT}/.cache/vitest${slow ? '-slow' : ''}.json`;
+// Of this run alone: another one may go on beside it.
+const report = `${ROOT}/.cache/vitest-${process.pid}.json`;
 mkdirSync(`${ROOT}/.cache`, { recursive: true });
-rmSync(report, { force: true });
 
 const code = await run(
   'node',
@@ -25,6 +25,7 @@ if (!existsSync(report)) {
   process.exit(1);
 }
 const { numPassedTests, numFailedTests, testResults } = JSON.parse(readFileSync(report, 'utf8'));
+rmSync(report);
 // A file that cannot even be loaded has no failed test, but it is a failure.
 const brokenFiles = testResults.filter(
   (file) => file.status === 'failed' && !file.assertionResults.some((t) => t.status === 'failed'),
