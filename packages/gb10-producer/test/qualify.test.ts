@@ -204,6 +204,7 @@ describe('a pair that fails', () => {
     const wrong: Wrong = {
       task: (task) => ({ ...task, tokens: Uint32Array.from([task.tokens[0] ?? 0, ...task.tokens]), heldTokens: 1 }),
       chunk: (chunk) => ({
+        ...chunk,
         start: chunk.start - 1,
         end: chunk.end - 1,
         windowStart: chunk.windowStart - 1,

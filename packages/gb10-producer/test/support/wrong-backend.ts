@@ -56,8 +56,7 @@ export class WrongBackend implements PrefillBackend {
 
 /** A chunk with another way to read a shard. */
 export function reading(chunk: PrefillChunk, readShard: PrefillChunk['readShard']): PrefillChunk {
-  const { start, end, windowStart } = chunk;
-  return { start, end, windowStart, readShard, release: () => chunk.release() };
+  return { ...chunk, readShard, release: () => chunk.release() };
 }
 
 /** Changes every row of 2-byte elements, in place. */
