@@ -23,7 +23,8 @@ namespace muser {
 namespace {
 
 constexpr uint32_t kCellPadding = 256;
-constexpr uint32_t kMaxWindow = 1U << 17;
+/// The probe has as many cells in every layer.
+constexpr uint32_t kMaxWindow = 8192;
 /// Single tokens are put here. The far ones show scaled RoPE, which leaves fast pairs as they are.
 constexpr uint32_t kPositions[] = {0, 1, 7, 61, 509, 4093};
 
@@ -258,7 +259,8 @@ CacheForm find_cache_form(llama_model* model) {
     return form;
   }
   if (llama_model_n_swa(model) > static_cast<int32_t>(kMaxWindow)) {
-    form.local_only = "its window of " + std::to_string(llama_model_n_swa(model)) + " tokens is too large";
+    form.local_only = "its window has " + std::to_string(llama_model_n_swa(model)) + " tokens, more than " +
+                      std::to_string(kMaxWindow);
     return form;
   }
   Probe probe(model);

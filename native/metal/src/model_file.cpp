@@ -143,8 +143,8 @@ void check_numbers(const gguf_context* gguf, const std::string& architecture) {
   metadata.bound("embedding_length", 1, 1 << 20);
   metadata.bound("attention.head_count", 0, 1024);
   metadata.bound("attention.head_count_kv", 0, 1024);
-  metadata.bound("attention.key_length", 1, 4096);
-  metadata.bound("attention.value_length", 1, 4096);
+  metadata.bound("attention.key_length", 0, 4096);
+  metadata.bound("attention.value_length", 0, 4096);
   metadata.bound("attention.sliding_window", 0, 1U << 31);
   metadata.bound("nextn_predict_layers", 0, metadata.required("block_count"));
   metadata.bound("rope.dimension_count", 0, metadata.whole("attention.key_length").value_or(4096));

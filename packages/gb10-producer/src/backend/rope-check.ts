@@ -24,10 +24,12 @@ export async function checkRope(backend: PrefillBackend, signal: AbortSignal): P
     const turns = geometry.ropeLayers === 'all' || kind === 'window';
     const distance = distanceFromTurned(rows, layer, turns ? geometry.ropeBase : null);
     if (distance <= TOLERANCE) continue;
-    const expected = turns ? `turn in half-split order by base ${geometry.ropeBase}` : 'be the same at every position';
+    const what = turns
+      ? `does not turn in half-split order by base ${geometry.ropeBase}`
+      : 'differs between positions, although it should not turn';
     throw new MuserError(
       'MODEL_UNSUPPORTED',
-      `K of layer ${layer} does not ${expected}: it is off by ${distance.toFixed(2)}, so this engine has another form of RoPE`,
+      `K of layer ${layer} ${what}: it is off by ${distance.toFixed(2)}, so this engine has another form of RoPE`,
     );
   }
 }
