@@ -56,21 +56,43 @@ describe('a connection through a proxy', () => {
     expect(calls).toHaveLength(0);
   });
 
-  it.each(['toClient', 'toServer'] as const)(
-    'in which one bit changes (%s) fails and delivers nothing wrong',
-    async (direction) => {
-      const { target } = await startProducer(sendChunks);
-      const corruptByte = direction === 'toClient' ? 5 * MIB : 3_000;
-      const proxy = await through(target, () => ({ [direction]: { corruptByte } }));
-      const frames: Buffer[] = [];
-      const reading = (async () => {
-        for await (const frame of connect(proxy.target).prefill(Buffer.alloc(64 * 1024))) frames.push(frame);
-      })();
-      await expectCode(reading, 'PEER_UNREACHABLE');
-      expect(frames.length).toBeLessThan(CHUNKS);
-      frames.forEach((frame, index) => expect(frame.equals(Buffer.alloc(MIB, index))).toBe(true));
+  it.each(
+    ['toClient', 'toServer'].flatMap((direction) => ['corrupts', 'drops', 'replays'].map((how) => [how, direction])),
+  )('that %s some bytes (%s) fails and delivers nothing wrong', async (how, direction) => {
+    const { target } = await startProducer(sendChunks);
+    const at = direction === 'toClient' ? 5 * MIB : 3_000;
+    // More than a TLS record may be gone or come twice.
+    const range = { at, count: direction === 'toClient' ? 40_000 : 20_000 };
+    const faults = how === 'corrupts' ? { corruptByte: at } : how === 'drops' ? { drop: range } : { replay: range };
+    const proxy = await through(target, () => ({ [direction]: faults }));
+    const frames: Buffer[] = [];
+    const reading = (async () => {
+      for await (const frame of connect(proxy.target).prefill(Buffer.alloc(64 * 1024))) frames.push(frame);
+    })();
+    await expectCode(reading, 'PEER_UNREACHABLE');
+    expect(frames.length).toBeLessThan(CHUNKS);
+    frames.forEach((frame, index) => expect(frame.equals(Buffer.alloc(MIB, index))).toBe(true));
+  });
+
+  it.each([600, 3 * MIB + 1])(
+    'that is reset at byte %i fails on both sides',
+    { timeout: SOON_MS },
+    async (resetAtByte) => {
+      const { target, calls } = await startProducer(sendChunks);
+      const proxy = await through(target, () => ({ toClient: { resetAtByte } }));
+      await expectCode(connect(proxy.target).prefill(Buffer.alloc(0)), 'PEER_UNREACHABLE');
+      for (const call of calls) expect(await aborted(call.signal)).toMatchObject({ code: 'CANCELLED' });
     },
   );
+
+  it('that only the client has lost fails there at once', { timeout: SOON_MS }, async () => {
+    const { target, calls } = await startProducer(sendChunks);
+    const proxy = await through(target, () => ({ toClient: { halfOpenAtByte: 3 * MIB } }));
+    await expectCode(connect(proxy.target).prefill(Buffer.alloc(0)), 'PEER_UNREACHABLE');
+    // The producer learns it by its keepalive (silence.slow.test.ts) or, as here, when the address is reached again.
+    proxy.reset();
+    expect(await aborted(calls[0]!.signal)).toMatchObject({ code: 'CANCELLED' });
+  });
 
   it('that stops half-way is STALLED, and the next call makes a new connection', { timeout: SOON_MS }, async () => {
     const { target, calls } = await startProducer(sendChunks);

@@ -75,14 +75,14 @@ export function connect(target: string, options: Partial<ConnectOptions> = {}): 
   return client;
 }
 
-export async function readAll(frames: AsyncIterable<Buffer>): Promise<Buffer[]> {
-  const all: Buffer[] = [];
+export async function readAll<T>(frames: AsyncIterable<T>): Promise<T[]> {
+  const all: T[] = [];
   for await (const frame of frames) all.push(frame);
   return all;
 }
 
 /** The error that reading ends with. */
-export async function failureOf(work: Promise<unknown> | AsyncIterable<Buffer>): Promise<MuserError> {
+export async function failureOf(work: Promise<unknown> | AsyncIterable<unknown>): Promise<MuserError> {
   const settled = await Promise.allSettled([Symbol.asyncIterator in work ? readAll(work) : work]);
   const [result] = settled;
   if (result.status === 'fulfilled') throw new Error('it should have failed');
@@ -90,7 +90,7 @@ export async function failureOf(work: Promise<unknown> | AsyncIterable<Buffer>):
   return result.reason as MuserError;
 }
 
-export async function expectCode(work: Promise<unknown> | AsyncIterable<Buffer>, code: ErrorCode): Promise<MuserError> {
+export async function expectCode(work: Promise<unknown> | AsyncIterable<unknown>, code: ErrorCode): Promise<MuserError> {
   const error = await failureOf(work);
   expect(error.code, error.message).toBe(code);
   return error;
