@@ -73,6 +73,7 @@ class Round {
       queueLimit: 2,
       stagingBytes: 2 * STAGING_BYTES,
       stagingBytesPerTransfer: STAGING_BYTES,
+      sharedPrefixCache: false,
       logger: createLogger('producer', 'silent'),
     });
   }

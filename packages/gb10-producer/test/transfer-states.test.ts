@@ -69,6 +69,7 @@ class Stage {
       backend: this.backend,
       queue: this.queue,
       staging: this.staging,
+      cacheScope: 'test',
       receivedAtMs: performance.now(),
     });
     this.outcome = this.transfer.run();
