@@ -6,7 +6,7 @@ import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 // The probe starts a file of its own, so it is tested as built.
 import { probeAddon } from '@muser/metal';
-import { Engine, loadModel } from '../ts/index.js';
+import { checkModelFile, Engine, loadModel } from '../ts/index.js';
 import { codeOf, ENGINE, MODEL_PATH, nano } from './support.js';
 
 let folder: string;
@@ -56,7 +56,15 @@ describe('files that are no model', () => {
     for (const cut of cuts) {
       const path = await fileOf('cut.gguf', whole.subarray(0, Math.floor(cut)));
       await expect(loadModel(path), `cut at ${cut}`).rejects.toMatchObject({ code: 'MODEL_LOAD_FAILED' });
+      await expect(checkModelFile(path), `cut at ${cut}`).rejects.toMatchObject({ code: 'MODEL_LOAD_FAILED' });
     }
+  });
+
+  it('a header is checked without loading anything', async () => {
+    await checkModelFile(MODEL_PATH);
+    const short = await fileOf('short.gguf', whole.subarray(0, -1));
+    await expect(checkModelFile(short)).rejects.toThrow(/truncated: the file has \d+ bytes, tensor \d+ of \d+ ends/);
+    expect(await codeOf(() => checkModelFile('a\0b'))).toBe('INVALID_ARGUMENT');
   });
 
   it('an architecture that llama.cpp does not know is named', async () => {

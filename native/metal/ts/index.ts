@@ -1,6 +1,13 @@
 export { EngineError, type EngineErrorCode } from './errors.js';
 export { probeAddon, requireAddon, type AddonProbe } from './probe.js';
-export { loadModel, type LoadModelOptions, type Model, type ModelInfo, type TextPiece } from './model.js';
+export {
+  checkModelFile,
+  loadModel,
+  type LoadModelOptions,
+  type Model,
+  type ModelInfo,
+  type TextPiece,
+} from './model.js';
 export { Engine, type EngineOptions, type EngineStats } from './engine.js';
 export {
   type EvaluateOptions,

@@ -46,20 +46,27 @@ export interface ModelInfo {
 }
 
 /**
+ * Reads a GGUF file's header: whether it is one, and whether every tensor of its table lies within it. Milliseconds, so
+ * that a download that was cut off is noticed before gigabytes are hashed or loaded; {@link loadModel} checks it too.
+ * Rejects with MODEL_LOAD_FAILED or MODEL_UNSUPPORTED.
+ */
+export async function checkModelFile(path: string): Promise<void> {
+  const addon = loadAddon();
+  await awaitNative('checkModelFile', () => addon.checkModelFile(fileName('checkModelFile', path)));
+}
+
+/**
  * Loads a GGUF file. A second load of the same file (same canonical path, size and change time) shares its weights.
  * Every architecture that llama.cpp decodes is taken; `info.localOnly` says which cannot be handed over.
  * Rejects with MODEL_LOAD_FAILED (missing, truncated, no GGUF, unknown to llama.cpp), MODEL_UNSUPPORTED (an encoder, a
  * model in several files), OUT_OF_MEMORY or CANCELLED.
  */
 export async function loadModel(path: string, options: LoadModelOptions = {}): Promise<Model> {
-  if (typeof path !== 'string' || path === '' || path.includes('\0')) {
-    throw new EngineError('INVALID_ARGUMENT', 'loadModel: path must be a file name');
-  }
   const gpuLayers = options.gpuLayers ?? null;
   if (gpuLayers !== null && !(Number.isInteger(gpuLayers) && gpuLayers >= 0 && gpuLayers <= 1024)) {
     throw new EngineError('INVALID_ARGUMENT', `loadModel: gpuLayers is ${gpuLayers}, not 0 to 1024`);
   }
-  const native = { path, gpuLayers } satisfies NativeLoadOptions;
+  const native = { path: fileName('loadModel', path), gpuLayers } satisfies NativeLoadOptions;
   const addon = loadAddon();
   const { onProgress } = options;
   const model = await runTask('loadModel', options.signal ?? null, (guard) =>
@@ -72,6 +79,11 @@ export interface TextPiece {
   text: string;
   /** `<|eot|>` and its like become single tokens. */
   special: boolean;
+}
+
+function fileName(call: string, path: string): string {
+  if (typeof path === 'string' && path !== '' && !path.includes('\0')) return path;
+  throw new EngineError('INVALID_ARGUMENT', `${call}: path must be a file name`);
 }
 
 const nativeOf = new WeakMap<Model, NativeModel>();

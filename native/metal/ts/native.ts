@@ -194,6 +194,7 @@ export interface NativeAddon {
   describe(): NativeDescription;
   /** Warnings and errors of llama.cpp, or null to drop them. Never keeps the process alive. */
   setLogSink(sink: ((level: 'warn' | 'error', text: string) => void) | null): void;
+  checkModelFile(path: string): Promise<void>;
   loadModel(options: NativeLoadOptions, onProgress: ((fraction: number) => void) | null): NativeTask<NativeModel>;
   createEngine(model: NativeModel, options: NativeEngineOptions): Promise<NativeEngine>;
 }

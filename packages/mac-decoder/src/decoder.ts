@@ -1,5 +1,5 @@
 import { join } from 'node:path';
-import { requireAddon } from '@muser/metal';
+import { checkModelFile, requireAddon } from '@muser/metal';
 import { MuserError } from '@muser/protocol';
 import {
   ensurePrivateFolder,
@@ -54,10 +54,10 @@ async function start(
   onClose(() => lock.release());
   const identity = config.coordinator === null ? null : await loadOwnIdentity(config.stateDir);
 
-  const [modelDigest] = await Promise.all([
-    fileDigest(config.model, config.stateDir, signal),
-    engineCall(requireAddon),
-  ]);
+  await engineCall(requireAddon);
+  // Before gigabytes are hashed: a file that was cut off is of no use.
+  await engineCall(() => checkModelFile(config.model));
+  const modelDigest = await fileDigest(config.model, config.stateDir, signal);
   logEngine(logger.child({ part: 'llama.cpp' }));
   const engine = await DecoderEngine.start({ ...config, modelDigest }, signal);
   onClose(() => engine.close());

@@ -136,6 +136,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   exports.Set("initialize", Napi::Function::New<initialize>(env, "initialize"));
   exports.Set("describe", Napi::Function::New<describe>(env, "describe"));
   exports.Set("setLogSink", Napi::Function::New<set_sink>(env, "setLogSink"));
+  exports.Set("checkModelFile", Napi::Function::New<ModelObject::check_file>(env, "checkModelFile"));
   exports.Set("loadModel", Napi::Function::New<ModelObject::load>(env, "loadModel"));
   exports.Set("createEngine", Napi::Function::New<EngineObject::create>(env, "createEngine"));
   return exports;

@@ -88,6 +88,25 @@ Napi::Value ModelObject::load(const Napi::CallbackInfo& info) {
   });
 }
 
+Napi::Value ModelObject::check_file(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  return guard(env, [&]() -> Napi::Value {
+    AddonData& data = AddonData::of(env);
+    data.require_open();
+    const std::string path = to_string(info[0], "path");
+    auto pending = std::make_unique<Pending>(env);
+    const Napi::Promise promise = pending->deferred.Promise();
+    const uint64_t id = data.mailbox->begin(env, std::move(pending));
+    const auto cancelled = std::make_shared<std::atomic<bool>>(false);
+    data.run_in_background(id, cancelled, [path]() -> AddonData::Answer {
+      ModelFile file = find_model_file(path);
+      read_model_header(file);
+      return [](Napi::Env env) -> Napi::Value { return env.Undefined(); };
+    });
+    return promise;
+  });
+}
+
 Napi::Value ModelObject::info(const Napi::CallbackInfo& call) {
   const Napi::Env env = call.Env();
   return guard(env, [&]() -> Napi::Value {

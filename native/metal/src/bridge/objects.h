@@ -18,6 +18,8 @@ class ModelObject : public Napi::ObjectWrap<ModelObject> {
   static Napi::Function define(Napi::Env env);
   /// NativeAddon.loadModel.
   static Napi::Value load(const Napi::CallbackInfo& info);
+  /// NativeAddon.checkModelFile.
+  static Napi::Value check_file(const Napi::CallbackInfo& info);
   explicit ModelObject(const Napi::CallbackInfo& info) : ObjectWrap(info), model_(take_payload<Payload>(info)) {}
 
   /// Throws INVALID_ARGUMENT once closed.

@@ -1,6 +1,7 @@
 import { access } from 'node:fs/promises';
+import { join } from 'node:path';
 
-import { requireAddon, setEngineLog } from '@muser/metal';
+import { checkModelFile, requireAddon, setEngineLog } from '@muser/metal';
 import { fromEngineError, MuserError } from '@muser/protocol';
 import { fileDigest, type Logger } from '@muser/service-kit';
 
@@ -36,12 +37,14 @@ export async function openBackend(options: OpenOptions): Promise<PrefillBackend>
 }
 
 async function openLlama({ config, logger, signal }: OpenOptions): Promise<LlamaBackend> {
-  const [modelDigest] = await Promise.all([
-    fileDigest(config.model, config.stateDir, signal),
-    requireAddon().catch((error: unknown) => {
-      throw fromEngineError(error);
-    }),
-  ]);
+  try {
+    await requireAddon();
+    // Before gigabytes are hashed: a file that was cut off is of no use.
+    await checkModelFile(config.model);
+  } catch (error) {
+    throw fromEngineError(error);
+  }
+  const modelDigest = await fileDigest(config.model, config.stateDir, signal);
   const engineLogger = logger.child({ component: 'llama.cpp' });
   setEngineLog((level, message) => engineLogger[level](message.trimEnd()));
   return LlamaBackend.open(
@@ -75,6 +78,7 @@ async function openVllm({ config, logger, signal, onMilestone }: OpenOptions): P
       python,
       args: ['-m', 'muser_vllm.worker'],
       settings: vllmSettings(config),
+      workerFile: join(stateDir, 'vllm-worker.json'),
       maxPromptTokens,
       maxConcurrent,
       startLimitMs: vllm.startLimitMs,
