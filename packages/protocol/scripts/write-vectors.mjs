@@ -91,6 +91,22 @@ const malleated = Buffer.concat([signature.subarray(0, 32), littleEndian(scalar 
 if (!nacl.sign.detached.verify(toSign('muser/1/shard', [nonce, body]), malleated, producer.publicKey)) {
   throw new Error('the malleated signature should satisfy the equation of verification');
 }
+// The holder of a key can sign with the neutral point as R: S = k a. Written with y = p + 1, or with a sign that x = 0 does
+// not have, R is the same point in bytes that no signer makes.
+const sha512 = (...parts) => createHash('sha512').update(Buffer.concat(parts)).digest();
+const numberOf = (bytes) => BigInt(`0x${hex(Buffer.from(bytes).reverse())}`);
+const secret = sha512(producer.seed).subarray(0, 32);
+secret[0] &= 248;
+secret[31] = (secret[31] & 127) | 64;
+function signedWith(r) {
+  const k = numberOf(sha512(r, producer.publicKey, toSign('muser/1/shard', [nonce, body]))) % L;
+  return Buffer.concat([r, littleEndian((k * numberOf(secret)) % L)]);
+}
+if (
+  !nacl.sign.detached.verify(toSign('muser/1/shard', [nonce, body]), signedWith(littleEndian(1n)), producer.publicKey)
+) {
+  throw new Error('the equation of verification should hold for the neutral point');
+}
 const base = { publicKey: hex(producer.publicKey), domain: 'muser/1/shard', parts: [hex(nonce), hex(body)] };
 const flipped = Buffer.from(signature);
 flipped[40] ^= 1;
@@ -123,6 +139,19 @@ write('signatures', {
       why: 'R is the neutral point, S is 0',
     },
     { ...base, signature: hex(Buffer.alloc(64)), why: 'all zero' },
+    { ...base, signature: hex(signedWith(littleEndian(P + 1n))), why: 'the equation holds, but y of R is p + 1' },
+    { ...base, signature: hex(signedWith(withSign(1n))), why: 'the equation holds, but R has the sign of no point' },
+    {
+      ...base,
+      signature: hex(Buffer.concat([littleEndian(2n), signature.subarray(32)])),
+      why: 'R is not a point of the curve',
+    },
+    { ...base, signature: hex(Buffer.concat([signature.subarray(0, 32), littleEndian(L)])), why: 'S is L' },
+    {
+      ...base,
+      signature: hex(Buffer.concat([signature.subarray(0, 32), Buffer.alloc(32, 255)])),
+      why: 'S is 2^256 - 1',
+    },
   ],
 });
 
