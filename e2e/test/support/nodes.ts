@@ -1,9 +1,9 @@
-import { readFile, writeFile } from 'node:fs/promises';
+import { mkdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
 import { execa } from 'execa';
-import { eventually, type Dev } from './muser.js';
+import { eventually } from './muser.js';
 
 type Program = 'coordinator' | 'gb10-producer' | 'mac-decoder';
 
@@ -83,13 +83,14 @@ export async function enrollNode(
   return node.nodeId;
 }
 
-/** The coordinator of a running `muser dev`. */
-export async function coordinatorOf(dev: Dev): Promise<CoordinatorAccess> {
-  const token = await readFile(join(dev.state, 'coordinator', 'operator.token'), 'utf8');
-  const decoder = JSON.parse(await readFile(join(dev.state, 'decoder', 'config.json'), 'utf8')) as {
-    coordinator: string;
-  };
-  return { http: dev.ready.coordinator, grpc: decoder.coordinator, token: token.trim() };
+/** A coordinator of its own. */
+export async function startCoordinator(
+  folder: string,
+): Promise<{ access: CoordinatorAccess; stop: () => Promise<void> }> {
+  await mkdir(folder, { mode: 0o700 });
+  const node = await Node.start<{ http: string; grpc: string }>('coordinator', folder, {});
+  const token = await readFile(join(folder, 'operator.token'), 'utf8');
+  return { access: { ...node.ready, token: token.trim() }, stop: () => node.stop() };
 }
 
 export interface DecoderReady {
