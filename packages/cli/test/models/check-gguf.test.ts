@@ -1,4 +1,4 @@
-import { writeFile } from 'node:fs/promises';
+import { readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
@@ -161,6 +161,17 @@ describe('a damaged GGUF file', () => {
     expect(() => ggufTraits(path)).toThrow(
       expect.objectContaining({ code: 'MODEL_LOAD_FAILED', message: expect.stringMatching(reason) }),
     );
+  });
+
+  it('(the real one, cut anywhere) is refused: its tensors must lie within it', async () => {
+    const real = await readFile(NANO);
+    const path = join(folder.path, 'cut.gguf');
+    for (const cut of [real.length - 1, real.length - 4096, real.length >> 1, 200_000]) {
+      await writeFile(path, real.subarray(0, cut));
+      expect(() => ggufTraits(path), `cut at ${cut}`).toThrow(/truncated: it has \d+ bytes, its tensors end at/);
+    }
+    await writeFile(path, real);
+    expect(ggufTraits(path).obstacles).toEqual([]);
   });
 
   it('never makes the reader crash, hang or take much memory', async () => {

@@ -15,12 +15,15 @@ export interface Tensor {
   shape: readonly number[];
 }
 
-/** A GGUF file with this metadata, whose tensors are one byte of nothing. */
+/** A type that nobody knows, so that nobody can say how many bytes a tensor needs. */
+const UNKNOWN_TENSOR_TYPE = 200;
+
+/** A GGUF file with this metadata, whose tensors have a few bytes of nothing. */
 export function ggufFile(entries: Record<string, Entry>, tensors: readonly Tensor[] = []): Buffer {
   const parts = [Buffer.from('GGUF'), u32(3), u64(tensors.length), u64(Object.keys(entries).length)];
   for (const [key, entry] of Object.entries(entries)) parts.push(text(key), value(entry));
   for (const { name, shape } of tensors) {
-    parts.push(text(name), u32(shape.length), ...shape.map((size) => u64(size)), u32(0), u64(0));
+    parts.push(text(name), u32(shape.length), ...shape.map((size) => u64(size)), u32(UNKNOWN_TENSOR_TYPE), u64(0));
   }
   return Buffer.concat([...parts, Buffer.alloc(64)]);
 }

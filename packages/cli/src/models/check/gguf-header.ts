@@ -1,4 +1,5 @@
 import { damaged, HeaderReader } from './header-reader.js';
+import { leastTensorBytes } from './tensor-size.js';
 
 /** A header of 200,000 tokens with merges has about 10 MB. */
 const MAX_HEADER_BYTES = 256 * 1024 * 1024;
@@ -12,6 +13,7 @@ const MAX_TOKEN_BYTES = 64 * 1024;
 const KEPT_TEXT_BYTES = 1_024;
 const KEPT_ELEMENTS = 1_024;
 const MAX_KEPT_ELEMENTS = 65_536;
+const DEFAULT_ALIGNMENT = 32;
 const TOKENS_KEY = 'tokenizer.ggml.tokens';
 
 export type Scalar = number | boolean | string;
@@ -143,22 +145,31 @@ class GgufParser {
   #readTensors(count: number): Map<string, readonly number[]> {
     const { reader, path } = this;
     const tensors = new Map<string, readonly number[]>();
-    let lastOffset = 0;
+    let dataBytes = 0;
     for (let i = 0; i < count; i += 1) {
       const name = reader.bytes(reader.uint64('a tensor name', MAX_NAME_BYTES), 'a tensor name').toString('utf8');
       const dimensions = reader.uint32(`the dimensions of ${name}`);
       if (dimensions > 4) throw damaged(`${path}: the tensor ${name} has ${dimensions} dimensions`);
       const shape: number[] = [];
       for (let d = 0; d < dimensions; d += 1) shape.push(reader.uint64(name, Number.MAX_SAFE_INTEGER));
-      reader.uint32(`the type of ${name}`);
-      lastOffset = Math.max(lastOffset, reader.uint64(`the offset of ${name}`, Number.MAX_SAFE_INTEGER));
+      const type = reader.uint32(`the type of ${name}`);
+      const offset = reader.uint64(`the offset of ${name}`, Number.MAX_SAFE_INTEGER);
+      dataBytes = Math.max(dataBytes, offset + leastTensorBytes(type, shape));
       if (tensors.has(name)) throw damaged(`${path}: the tensor ${name} is there twice`);
       tensors.set(name, shape);
     }
-    if (count > 0 && lastOffset >= reader.size - reader.position) {
-      throw damaged(`${path} is truncated: its last tensor begins after its ${reader.size} bytes`);
+    const start = this.#aligned(reader.position);
+    if (count > 0 && dataBytes > reader.size - start) {
+      throw damaged(`${path} is truncated: it has ${reader.size} bytes, its tensors end at ${start + dataBytes}`);
     }
     return tensors;
+  }
+
+  /** Where the tensors begin, after a header of this many bytes. */
+  #aligned(headerBytes: number): number {
+    const value = this.#values.get('general.alignment');
+    const alignment = typeof value === 'number' && value > 0 ? value : DEFAULT_ALIGNMENT;
+    return Math.ceil(headerBytes / alignment) * alignment;
   }
 
   #number(type: number, key: string): number | boolean {
