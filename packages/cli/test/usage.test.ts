@@ -18,15 +18,22 @@ beforeAll(async () => {
 afterAll(() => rm(folder, { recursive: true, force: true }));
 
 describe('help', () => {
-  it.each([[[]], [['ask']], [['dev']], [['node']], [['node', 'list']], [['doctor']], [['demo']]])(
-    'of %j is on standard output, with code 0',
-    async (command) => {
-      const { exitCode, stdout, stderr } = await runCli([...command, '--help']);
-      expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: '' });
-      expect(stdout).toContain('Usage: muser');
-      if (command[0] !== 'node' || command.length === 2) expect(stdout).toContain('Examples:');
-    },
-  );
+  it.each([
+    [[]],
+    [['ask']],
+    [['dev']],
+    [['node']],
+    [['node', 'list']],
+    [['node', 'pause']],
+    [['node', 'resume']],
+    [['doctor']],
+    [['demo']],
+  ])('of %j is on standard output, with code 0', async (command) => {
+    const { exitCode, stdout, stderr } = await runCli([...command, '--help']);
+    expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: '' });
+    expect(stdout).toContain('Usage: muser');
+    if (command[0] !== 'node' || command.length === 2) expect(stdout).toContain('Examples:');
+  });
 
   it('documents the exit codes of ask', async () => {
     const { stdout } = await runCli(['ask', '--help']);

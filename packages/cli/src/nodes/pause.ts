@@ -25,12 +25,11 @@ export async function setPaused(options: PauseOptions): Promise<void> {
     const client = await connectCoordinator(options.state);
     const { name, nodeId } = await findProducer(client, options.node, interrupts.signal);
     isOrdered = true;
-    output.status(`${paused ? 'pausing' : 'resuming'} ${printable(name)}`);
+    output.line(`waiting until ${printable(name)} is ${paused ? 'paused' : 'healthy'}`);
     const order = { paused, cancelRunning: options.now, deadlineMs: options.timeoutSeconds * 1000 };
     const { node, raw } = await client.setPaused(nodeId, order, interrupts.signal).catch((error: unknown) => {
       throw withAdvice(error, name, paused);
     });
-    output.clear();
     process.stdout.write(`${options.json ? JSON.stringify(raw) : describe(node)}\n`);
   } catch (error) {
     const verb = paused ? 'pauses' : 'resumes';
@@ -38,7 +37,6 @@ export async function setPaused(options: PauseOptions): Promise<void> {
       output.line(`the order stands: the producer ${verb} all the same`);
     throw error;
   } finally {
-    output.clear();
     interrupts.dispose();
   }
 }

@@ -7,7 +7,7 @@ import type { NodeRecord } from '../registry/store.js';
  * stream that they hold to it.
  *
  * - `enrolled`: known; nothing has been heard of it since the coordinator started, or it is loading its model.
- * - `healthy`: its stream is alive and it says that it is ready. Only healthy producers are given to decoders.
+ * - `healthy`: its stream is alive and it says that it is ready. Decoders use only these.
  * - `draining`: its stream is alive; it finishes what it has and takes nothing new, because it closes or is being paused.
  * - `paused`: its stream is alive; an operator has paused it, so its model is unloaded. It stays so until it is resumed,
  *   whatever is restarted in between: the producer itself remembers it.

@@ -1,9 +1,15 @@
 import { MAX_PRODUCERS, MIN_PROMPT_TOKENS, type ProducerEntry, type ProducerList } from '@muser/protocol';
 
-import type { NodeEntry } from '../nodes/node-state.js';
+import type { NodeEntry, NodeState } from '../nodes/node-state.js';
 import type { TicketBook } from './ticket-book.js';
 
-/** The producers that a decoder with this model fingerprint can use now, each with a ticket. */
+/**
+ * Decoders send new requests to those that are ready only. The others are named so that transfers that run there go on, and
+ * so that a decoder can say why it does not use them.
+ */
+const LISTED: ReadonlySet<NodeState> = new Set<NodeState>(['healthy', 'draining', 'paused']);
+
+/** The producers that a decoder with this model fingerprint may know of, each with a ticket and its state. */
 export function producerListFor(options: {
   nodes: readonly NodeEntry[];
   fingerprint: Uint8Array;
@@ -17,7 +23,7 @@ export function producerListFor(options: {
 
 function entryOf(node: NodeEntry, fingerprint: Uint8Array, tickets: TicketBook): ProducerEntry | null {
   const { record, state, status } = node;
-  if (record.role !== 'producer' || state !== 'healthy' || status === null) return null;
+  if (record.role !== 'producer' || !LISTED.has(state) || status === null) return null;
   if (!Buffer.from(status.model.fingerprint).equals(Buffer.from(fingerprint))) return null;
   if (status.maxPromptTokens < MIN_PROMPT_TOKENS) return null;
   const ticket = tickets.ticketFor({

@@ -1,4 +1,4 @@
-import { MuserError } from '@muser/protocol';
+import { MuserError, type NodeState, type ProducerList } from '@muser/protocol';
 import { describe, expect, it } from 'vitest';
 
 import { launchCoordinator, type TestCoordinator } from '../support/coordinator.js';
@@ -22,6 +22,11 @@ async function connectDecoder({ operator, grpc }: TestCoordinator): Promise<Stan
   const { identity } = await operator.enroll('decoder');
   return new StandInDecoder(identity, grpc);
 }
+
+const stateIs =
+  (state: NodeState) =>
+  ({ producers }: ProducerList): boolean =>
+    producers.length === 1 && producers[0]?.state === state;
 
 const pathOf = (nodeId: string, order: 'pause' | 'resume'): string => `/api/nodes/${nodeId}/${order}`;
 
@@ -49,7 +54,7 @@ describe('POST /api/nodes/ID/pause and resume', () => {
     ]);
   });
 
-  it('take the producer from the decoders at once, while it still finishes what runs', async () => {
+  it('tell the decoders at once not to use it, and leave them what runs there', async () => {
     const { coordinator, producer, nodeId } = await launch();
     const decoder = await connectDecoder(coordinator);
     await decoder.list(has(nodeId));
@@ -62,12 +67,13 @@ describe('POST /api/nodes/ID/pause and resume', () => {
       await onOrder(call);
     };
     const answer = coordinator.operator.call('POST', pathOf(nodeId, 'pause'));
-    await decoder.list(has());
+    await decoder.list(stateIs('draining'));
     expect(await coordinator.operator.node(nodeId)).toMatchObject({ state: 'draining', modelLoaded: true });
     finish();
     expect((await answer).body).toMatchObject({ node: { state: 'paused' } });
+    await decoder.list(stateIs('paused'));
     await coordinator.operator.call('POST', pathOf(nodeId, 'resume'));
-    await decoder.list(has(nodeId));
+    await decoder.list(stateIs('ready'));
   });
 
   it('show a producer that is paused as paused after a restart of the coordinator', async () => {
