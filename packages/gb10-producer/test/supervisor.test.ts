@@ -1,6 +1,7 @@
 // Real child processes that die, hang and babble: requests fail at once, a new worker comes, but not for ever.
+import { spawn } from 'node:child_process';
 import { accessSync, constants, existsSync } from 'node:fs';
-import { mkdtemp, rm, rmdir, writeFile } from 'node:fs/promises';
+import { mkdtemp, readFile, rm, rmdir, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
@@ -248,4 +249,44 @@ describe('memory', () => {
     expect(error).toMatchObject({ code: 'RESOURCE_EXHAUSTED' });
     expect(vllm.health.state).toBe('ready');
   });
+});
+
+describe('a worker that an earlier producer has left', () => {
+  const workerFile = (): string => join(folder, 'vllm-worker.json');
+
+  it('is ended before another one starts, also when it hangs', async () => {
+    const earlier = await openFake({}, { workerFile: workerFile(), restartPausesMs: [], hangLimitMs: 60_000 });
+    const [worker = 0] = earlier.workerPids;
+    process.kill(worker, 'SIGSTOP');
+    await open({}, { workerFile: workerFile() });
+    expect(isRunning(worker)).toBe(false);
+    await until(() => earlier.health.state === 'error');
+    await earlier.close();
+  });
+
+  it('is not mistaken for a process that has its number now', async () => {
+    const other = spawn('sleep', ['600'], { detached: true, stdio: 'ignore' });
+    const boot = (await readFile('/proc/sys/kernel/random/boot_id', 'utf8')).trim();
+    try {
+      for (const record of [
+        { boot, pid: other.pid, startTime: 1 },
+        { boot: 'another', pid: other.pid, startTime: 1 },
+      ]) {
+        await writeFile(workerFile(), JSON.stringify(record));
+        await (await open({}, { workerFile: workerFile() })).close();
+        expect(isRunning(other.pid ?? 0)).toBe(true);
+      }
+    } finally {
+      other.kill('SIGKILL');
+    }
+  });
+
+  it.each(['', '{', '{"boot":"b","pid":-1,"startTime":0}', '{"boot":"b","pid":0,"startTime":0}'])(
+    'is unknown when its record is damaged (%j)',
+    async (text) => {
+      await writeFile(workerFile(), text);
+      await open({}, { workerFile: workerFile() });
+      expect(JSON.parse(await readFile(workerFile(), 'utf8'))).toMatchObject({ pid: backend?.workerPids[0] });
+    },
+  );
 });

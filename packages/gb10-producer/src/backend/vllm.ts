@@ -30,6 +30,8 @@ export interface VllmOptions {
   readonly args: readonly string[];
   /** What the worker is told; see `settings` in bridge_schema.json. */
   readonly settings: Readonly<Record<string, unknown>>;
+  /** Where it is written down which worker runs; null: nowhere. */
+  readonly workerFile: string | null;
   readonly maxPromptTokens: number;
   readonly maxConcurrent: number;
   readonly startLimitMs: number;

@@ -1,5 +1,5 @@
 import type { EventEmitter } from 'node:events';
-import { readdirSync, readFileSync } from 'node:fs';
+import { readFileSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 
@@ -7,14 +7,13 @@ import { MuserError } from '@muser/protocol';
 import type { Logger } from '@muser/service-kit';
 import { execa } from 'execa';
 
+import { endLeftover, recordWorker } from './leftover.js';
 import { LogLines } from './log-lines.js';
+import { killGroup } from './process-group.js';
 
 /** The Python package beside this one: the worker's code is always that of this checkout, whatever is installed. */
 export const PYTHON_PACKAGE = fileURLToPath(new URL('../../python', import.meta.url));
 
-/** How long a group of killed processes may take to be gone; the driver may free a GPU's memory only then. */
-const GONE_LIMIT_MS = 20_000;
-const POLL_MS = 25;
 const LAST_LINES_MS = 100;
 
 /** As PyTorch, vLLM, cuBLAS and a GB10's driver say it. */
@@ -44,6 +43,8 @@ export interface WorkerProcessOptions {
   readonly args: readonly string[];
   /** Goes to its standard input as one line of JSON; may hold secrets, which arguments and environment may not. */
   readonly settings: Readonly<Record<string, unknown>>;
+  /** Where it is written down which worker runs; a worker that is named there already is ended first. null: nowhere. */
+  readonly workerFile: string | null;
   readonly logger: Logger;
 }
 
@@ -71,7 +72,8 @@ export class WorkerProcess {
 
   /** @throws MuserError ENGINE_FAILED when the interpreter cannot be started */
   static async start(options: WorkerProcessOptions): Promise<WorkerProcess> {
-    const { python, args, settings, logger } = options;
+    const { python, args, settings, workerFile, logger } = options;
+    if (workerFile !== null) await endLeftover(workerFile, logger);
     const child = execa(python, args, {
       stdin: 'pipe',
       stdout: 'ignore',
@@ -93,6 +95,7 @@ export class WorkerProcess {
       const { code } = await child;
       throw new MuserError('ENGINE_FAILED', `${python} cannot be started (${code ?? 'unknown reason'})`);
     }
+    if (workerFile !== null) await recordWorker(workerFile, pid);
     child.stdin.write(`${JSON.stringify(settings)}\n`);
     return new WorkerProcess(pid, exited, lines, () => child.stdin.end());
   }
@@ -122,12 +125,7 @@ export class WorkerProcess {
 
   /** Ends the whole group and waits until it is gone. */
   async kill(): Promise<void> {
-    const deadline = performance.now() + GONE_LIMIT_MS;
-    signalGroup(this.pid, 'SIGKILL');
-    while (groupLives(this.pid) && performance.now() < deadline) {
-      await delay(POLL_MS);
-      signalGroup(this.pid, 'SIGKILL');
-    }
+    await killGroup(this.pid);
     this.#closeInput();
   }
 }
@@ -144,32 +142,5 @@ function oomKills(): number {
     return Number(/^oom_kill (\d+)$/m.exec(readFileSync('/proc/vmstat', 'utf8'))?.[1] ?? 0);
   } catch {
     return 0;
-  }
-}
-
-function signalGroup(pid: number, signal: NodeJS.Signals | 0): boolean {
-  try {
-    process.kill(-pid, signal);
-    return true;
-  } catch {
-    return false;
-  }
-}
-
-/** Processes that have ended but were not reaped keep the group's number in use (a container without an init): they do not count. */
-function groupLives(pid: number): boolean {
-  if (!signalGroup(pid, 0)) return false;
-  if (process.platform !== 'linux') return true;
-  return readdirSync('/proc').some((name) => /^\d+$/.test(name) && livesIn(name, pid));
-}
-
-function livesIn(name: string, group: number): boolean {
-  try {
-    // "pid (command) state parent group ..."; the command may hold blanks and parentheses.
-    const stat = readFileSync(`/proc/${name}/stat`, 'utf8');
-    const [state, , processGroup] = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
-    return Number(processGroup) === group && state !== 'Z' && state !== 'X';
-  } catch {
-    return false;
   }
 }

@@ -55,6 +55,8 @@ export interface WorkerOptions {
   readonly args: readonly string[];
   /** Sockets and secret are added. */
   readonly settings: Readonly<Record<string, unknown>>;
+  /** See WorkerProcessOptions. */
+  readonly workerFile: string | null;
   /** From start to ready: loading, compiling, warming up. */
   readonly startLimitMs: number;
   /** Longest silence; three times as long without a step while there is work. */
@@ -196,7 +198,7 @@ class Lifetime {
   }
 
   async begin(): Promise<void> {
-    const { python, args, settings, logger } = this.#options;
+    const { python, args, settings, workerFile, logger } = this.#options;
     const events = {
       onControl: (connection: FrameConnection, hello: ControlHello) => this.#admitControl(connection, hello),
       onData: (connection: FrameConnection, hello: DataHello) => this.#admitRank(connection, hello),
@@ -208,6 +210,7 @@ class Lifetime {
       python,
       args,
       settings: { ...settings, controlSocket, dataSocket, secret },
+      workerFile,
       logger,
     });
     void this.#process.ended.then((end) => this.#explainDeath(end));

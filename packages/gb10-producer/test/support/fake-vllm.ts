@@ -15,6 +15,7 @@ export function fakeOptions(settings: Record<string, unknown> = {}, more: Partia
     args: [FAKE_WORKER],
     // The caller's own object, so that a test can change what later workers are told.
     settings: Object.assign(settings, { maxPromptTokens: 2048, chunkTokens: 64, ...settings }),
+    workerFile: null,
     maxPromptTokens: 2048,
     maxConcurrent: 2,
     startLimitMs: 30_000,
