@@ -1,6 +1,7 @@
 import { type Command, Option } from 'commander';
 import { wholeNumber } from '../arguments.js';
 import { registerProducerPlan } from './producer-plan.js';
+import { registerProducerQualify } from './producer-qualify.js';
 
 interface ProducerFlags {
   backend: 'llama' | 'vllm';
@@ -16,7 +17,7 @@ interface ProducerFlags {
 export function registerProducer(program: Command): void {
   const producer = program
     .command('producer')
-    .summary('run a producer on this machine; plan its memory')
+    .summary('run a producer on this machine; plan its memory; qualify it')
     .description(
       'The prefill side of a hand-off, on a GB10. Without a further word it runs an enrolled producer until Ctrl-C and shows ' +
         'each stage of its start. vLLM is installed first when it is not there.',
@@ -60,4 +61,5 @@ Exit codes: 0 stopped by Ctrl-C, 1 the start failed or it ended by itself, 2 wro
       });
     });
   registerProducerPlan(producer);
+  registerProducerQualify(producer);
 }

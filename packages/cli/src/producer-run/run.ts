@@ -114,7 +114,7 @@ async function untilItEnds(
 }
 
 /** What the operator has set goes before the plan. */
-function ownVariables(env: NodeJS.ProcessEnv): Record<string, string> {
+export function ownVariables(env: NodeJS.ProcessEnv): Record<string, string> {
   const entries = Object.entries(env).filter((entry): entry is [string, string] => entry[1] !== undefined);
   return Object.fromEntries(entries.filter(([name]) => name.startsWith(PRODUCER_VARIABLES)));
 }
