@@ -10,12 +10,10 @@ import { ENTRIES } from '../system/paths.js';
 import { ManagedProcess } from '../system/process.js';
 import { describeMilestone, prepareEngine, type EngineName } from '../system/producer-engine.js';
 import { StatusOutput } from '../terminal.js';
+import { ownVariables } from './own-variables.js';
 
 /** Longer than the producer's own time for draining. */
 const STOP_LIMIT_MS = 35_000;
-
-/** Settings of the producer in the environment: docs/CONFIG.md. */
-const PRODUCER_VARIABLES = 'MUSER_PRODUCER_';
 
 const readySchema = z.object({
   ready: z.literal(true),
@@ -111,12 +109,6 @@ async function untilItEnds(
   await producer.stop(STOP_LIMIT_MS);
   tell('stopped');
   return EXIT.ok;
-}
-
-/** What the operator has set goes before the plan. */
-export function ownVariables(env: NodeJS.ProcessEnv): Record<string, string> {
-  const entries = Object.entries(env).filter((entry): entry is [string, string] => entry[1] !== undefined);
-  return Object.fromEntries(entries.filter(([name]) => name.startsWith(PRODUCER_VARIABLES)));
 }
 
 async function checkEnrolled(stateDir: string): Promise<void> {
