@@ -4,7 +4,7 @@ import { writeFileAtomic } from '@muser/service-kit';
 import { usageError } from '../exit.js';
 import { formatDuration } from '../format.js';
 import { type CommandContext, runCommand } from '../models/run.js';
-import { ownVariables } from '../producer-run/run.js';
+import { ownVariables } from '../producer-run/own-variables.js';
 import { createStateFolders, stateLayout, stateRoot } from '../state.js';
 import { DEFAULT_MODEL } from '../system/paths.js';
 import { describeMilestone, type EngineName, prepareEngine } from '../system/producer-engine.js';
