@@ -98,7 +98,6 @@ async function openVllm(chunkTokens: number, scarce = false): Promise<VllmBacken
       python: process.env['MUSER_TEST_PYTHON'] ?? VLLM_PYTHON,
       args: scarce ? [join(folder, 'divided.py')] : ['-m', 'muser_vllm.worker'],
       settings: vllmSettings(config),
-      workerFile: join(folder, 'vllm-worker.json'),
       workerFile: null,
       maxPromptTokens: config.maxPromptTokens,
       maxConcurrent: config.maxConcurrent,
