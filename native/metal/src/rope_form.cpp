@@ -37,10 +37,10 @@ double error_of(const std::vector<float>& origin, const KeyAt& key, uint32_t hea
       length += x * x + y * y;
       error += dx * dx + dy * dy;
     }
+    if (!std::isfinite(error)) return HUGE_VAL;
     if (length > kShortest * average) worst = std::max(worst, std::sqrt(error / length));
   }
-  // Not a number is no agreement.
-  return average > 0 && std::isfinite(worst) ? worst : HUGE_VAL;
+  return average > 0 ? worst : HUGE_VAL;  // an empty row agrees with everything, and says nothing
 }
 
 }  // namespace
