@@ -1,9 +1,8 @@
 import { type Command, createLogger, loadConfig, printReady, runCommandLine, runProcess } from '@muser/service-kit';
-import { formatTarget } from '@muser/transport';
+import { formatTarget, identityCommands } from '@muser/transport';
 
 import { openBackend } from './backend/open-backend.js';
 import { ENV_PREFIX, producerConfigSchema } from './config.js';
-import { identityCommands } from './identity-commands.js';
 import { startProducer } from './producer.js';
 import { qualifyCommands } from './qualify/commands.js';
 
@@ -49,5 +48,5 @@ const run: Command = {
   },
 };
 
-const commands = [...identityCommands, ...qualifyCommands, run];
+const commands = [...identityCommands('producer'), ...qualifyCommands, run];
 process.exit(await runCommandLine({ name: 'gb10-producer', argv: process.argv.slice(2), commands }));

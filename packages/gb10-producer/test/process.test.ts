@@ -135,11 +135,15 @@ describe('the producer process', () => {
     expect(stderr).toContain('chunkTokenz');
   });
 
-  it.each(['{}', 'x'.repeat(70_000)])('refuses a bundle that is none', async (input) => {
+  it.each([
+    ['{}', 'CERTIFICATE_INVALID'],
+    ['{"xxx', 'INVALID_REQUEST'],
+    ['x'.repeat(70_000), 'MESSAGE_TOO_LARGE'],
+  ])('refuses a bundle that is none, and does not quote it', async (input, refusal) => {
     const dir = join(stateDir, 'identity');
     const { code, stderr } = await runMain(['identity', 'install', '--dir', dir], input);
     expect(code).toBe(1);
-    expect(stderr).toContain('MESSAGE_TOO_LARGE');
+    expect(stderr).toContain(refusal);
     expect(stderr).not.toContain('xxx');
   });
 });

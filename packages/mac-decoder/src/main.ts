@@ -1,20 +1,10 @@
-import {
-  createLogger,
-  EXIT,
-  loadConfig,
-  printReady,
-  readJsonObject,
-  runCommandLine,
-  runProcess,
-} from '@muser/service-kit';
-import { createIdentity, installIdentity, type IdentityBundle } from '@muser/transport';
+import { createLogger, loadConfig, printReady, runCommandLine, runProcess } from '@muser/service-kit';
+import { identityCommands } from '@muser/transport';
 import { decoderConfigSchema, ENV_PREFIX } from './config.js';
 import { startDecoder } from './decoder.js';
 
 /** Beyond the time for draining: closing the server and freeing the engine. */
 const CLOSE_MARGIN_MS = 10_000;
-/** Two certificates and two short texts. */
-const MAX_BUNDLE_BYTES = 64 * 1024;
 
 async function run(file: string): Promise<number> {
   const config = await loadConfig(decoderConfigSchema, { file, env: process.env, envPrefix: ENV_PREFIX });
@@ -35,23 +25,7 @@ const exitCode = await runCommandLine({
   name: 'mac-decoder',
   argv: process.argv.slice(2),
   commands: [
-    {
-      words: ['identity', 'create'],
-      flags: ['dir'],
-      run: async ({ dir = '' }) => {
-        printReady({ ...(await createIdentity(dir, 'decoder')) });
-        return EXIT.ok;
-      },
-    },
-    {
-      words: ['identity', 'install'],
-      flags: ['dir'],
-      run: async ({ dir = '' }) => {
-        // What the object holds is installIdentity's to check.
-        await installIdentity(dir, (await readJsonObject(process.stdin, MAX_BUNDLE_BYTES)) as IdentityBundle);
-        return EXIT.ok;
-      },
-    },
+    ...identityCommands('decoder'),
     { words: ['run'], flags: ['config'], run: ({ config = '' }) => run(config) },
   ],
 });

@@ -1,6 +1,7 @@
 export { ByteBudget } from './budget.js';
 export { PeerClient, type ConnectOptions, type PrefillOptions, type WatchOptions } from './client/peer-client.js';
 export { hashInline, hashOnPool, hashPayload, type PayloadHash } from './hashing.js';
+export { identityCommands } from './identity/commands.js';
 export { createIdentity, installIdentity, loadIdentity } from './identity/identity.js';
 export { peerOf } from './identity/peer.js';
 export type { Identity, IdentityBundle, IdentityRequest, PeerIdentity, Role } from './identity/types.js';

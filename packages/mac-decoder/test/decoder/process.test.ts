@@ -126,7 +126,7 @@ test('ends with its parent', async () => {
 
 test.each([
   ['an unknown key', { unknown: 1 }, 'CONFIG_INVALID', 2],
-  ['no such model', { model: '/nowhere/model.gguf' }, 'NOT_FOUND', 1],
+  ['no such model', { model: '/nowhere/model.gguf' }, 'MODEL_LOAD_FAILED', 1],
   ['a file that is no model', { model: MAIN }, 'MODEL_LOAD_FAILED', 1],
   ['an address of the network', { host: '0.0.0.0' }, 'CONFIG_INVALID', 2],
   ['a coordinator but no identity', { coordinator: '127.0.0.1:1' }, 'NOT_FOUND', 1],
