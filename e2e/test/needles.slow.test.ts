@@ -2,19 +2,21 @@
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import type { NeedleDocument } from '@muser/testing';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { Dev, muser } from './support/muser.js';
-import { writeNeedles, type NeedleFile } from './support/needles.js';
+import { chat } from './support/chat.js';
+import { Dev } from './support/muser.js';
+import { makeNeedles, messageOf } from './support/needles.js';
 
 const QUESTIONS = 20;
 
 let folder: string;
 let dev: Dev;
-let needles: NeedleFile[];
+let needles: NeedleDocument[];
 
 beforeAll(async () => {
   folder = await mkdtemp(join(tmpdir(), 'muser-needles-'));
-  needles = await writeNeedles(folder, { count: QUESTIONS, shortest: 1_000, longest: 16_000 });
+  needles = await makeNeedles({ count: QUESTIONS, shortest: 300, longest: 16_000 });
   dev = await Dev.start(join(folder, 'state'));
 }, 300_000);
 
@@ -23,22 +25,18 @@ afterAll(async () => {
   await rm(folder, { recursive: true, force: true });
 }, 60_000);
 
-async function ask(way: '--local' | '--remote-prefill', { file, needle }: NeedleFile) {
-  const run = await muser(['ask', '--json', '--state', dev.state, way, '-f', file, needle.question]);
-  expect(run, run.stderr).toMatchObject({ exitCode: 0 });
-  return JSON.parse(run.stdout) as { answer: string; prefill: string; fallback: unknown };
-}
-
 it(
-  'answers from 1,000 to 16,000 tokens by remote prefill as locally, nine of ten right',
-  { timeout: 1_800_000 },
+  'answers from 300 to 16,000 tokens by remote prefill as locally, nine of ten right',
+  { timeout: 900_000 },
   async () => {
     let right = 0;
     for (const needle of needles) {
-      const local = await ask('--local', needle);
-      const remote = await ask('--remote-prefill', needle);
-      expect(remote).toMatchObject({ prefill: 'remote', fallback: null, answer: local.answer });
-      if (remote.answer.includes(needle.needle.value)) right += 1;
+      const local = await chat(dev.ready.decoder, messageOf(needle), 'local');
+      expect(local.muser).toMatchObject({ prefill: 'local', cachedTokens: 0 });
+      const remote = await chat(dev.ready.decoder, messageOf(needle), 'remote');
+      expect(remote.muser).toMatchObject({ prefill: 'remote', fallback: null });
+      expect(remote.text).toBe(local.text);
+      if (remote.text.includes(needle.value)) right += 1;
     }
     expect(right).toBeGreaterThanOrEqual(QUESTIONS * 0.9);
   },
