@@ -32,8 +32,8 @@ const BLOCK_BYTES = 2 * 2 * 128 * 2 * 64 * 2;
 /** Two prefills of this length do not fit into 64 blocks beside one another. */
 const SCARCE_BLOCKS = 64;
 
-// vLLM gives one request all of a step's tokens, so that prefills follow one another and never compete; this start-up
-// divides the step between them.
+// vLLM gives one request all of a step's tokens, so that prefills follow one another and never compete. This start-up
+// divides the step: each request gets 128 of its tokens, also when it is alone.
 const DIVIDED = `
 if __name__ == "__main__":
     import muser_vllm.engine as engine
@@ -211,9 +211,9 @@ describe('vLLM in chunks of 97', () => {
   });
 });
 
-describe('vLLM in chunks of 128 with hardly any KV memory', () => {
+describe('vLLM in chunks of 128, with hardly any KV memory', () => {
   let vllm: VllmBackend;
-  beforeAll(async () => (vllm = await openVllm(128, true)), START_LIMIT_MS);
+  beforeAll(async () => (vllm = await openVllm(512, true)), START_LIMIT_MS);
   afterAll(() => vllm.close());
 
   it('has the same rows as llama.cpp', async () => {

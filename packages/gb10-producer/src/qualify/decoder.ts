@@ -1,10 +1,12 @@
 import { Engine, type Model, type Sequence } from '@muser/metal';
 import { fromEngineError } from '@muser/protocol';
 
+import { withinLimit } from './deadline.js';
 import type { PromptRows } from './prompt-rows.js';
 
 /** Rows that are installed at once, as a transfer's are. */
 const INSTALL_ROWS = 512;
+const DECODE_LIMIT_MS = 600_000;
 /** Tokens of an answer that are compared. */
 export const ANSWER_TOKENS = 24;
 
@@ -59,13 +61,9 @@ export class Decoder {
   async decode(tokens: Uint32Array, rows: PromptRows, signal: AbortSignal): Promise<Decoded> {
     const sequence = this.#engine.open(tokens.length + ANSWER_TOKENS);
     try {
-      await install(sequence, rows, signal);
-      await sequence.evaluate(tokens.subarray(-1), { signal });
-      const logits = sequence.lastLogits();
-      const first = indexOfGreatest(logits);
-      const answer = [first];
-      if (!this.#stopTokens.includes(first)) answer.push(...(await this.#continue(sequence, first, signal)));
-      return { logits, answer };
+      return await withinLimit({ signal, limitMs: DECODE_LIMIT_MS, what: 'the answer of the decoder' }, (stop) =>
+        this.#decode(sequence, tokens, rows, stop),
+      );
     } catch (error) {
       throw fromEngineError(error);
     } finally {
@@ -75,6 +73,16 @@ export class Decoder {
 
   close(): Promise<void> {
     return this.#engine.close();
+  }
+
+  async #decode(sequence: Sequence, tokens: Uint32Array, rows: PromptRows, signal: AbortSignal): Promise<Decoded> {
+    await install(sequence, rows, signal);
+    await sequence.evaluate(tokens.subarray(-1), { signal });
+    const logits = sequence.lastLogits();
+    const first = indexOfGreatest(logits);
+    const answer = [first];
+    if (!this.#stopTokens.includes(first)) answer.push(...(await this.#continue(sequence, first, signal)));
+    return { logits, answer };
   }
 
   async #continue(sequence: Sequence, first: number, signal: AbortSignal): Promise<number[]> {

@@ -11,6 +11,7 @@ import {
 import { ByteBudget } from '@muser/transport';
 
 import type { PrefillBackend, PrefillChunk } from '../backend/backend.js';
+import { withinLimit } from './deadline.js';
 
 const STAGING_BYTES = 256 << 20;
 /** A prompt of a few windows, on the slowest machine that is meant. */
@@ -148,26 +149,27 @@ export async function prefillRows(
 ): Promise<Prefilled> {
   const [wireType = 'f16'] = backend.limits.wireTypes;
   const rows = new PromptRows(backend.model.geometry, wireType, tokens.length - 1);
-  const run = backend.prefill({
-    tokens,
-    heldTokens: 0,
-    chunkTokens: 0,
-    wireType,
-    cacheScope: options.cacheScope,
-    staging: new ByteBudget(STAGING_BYTES),
-    signal: AbortSignal.any([options.signal, AbortSignal.timeout(PREFILL_LIMIT_MS)]),
+  const what = `the prefill of ${tokens.length} tokens in ${backend.name}`;
+  const run = await withinLimit({ signal: options.signal, limitMs: PREFILL_LIMIT_MS, what }, async (signal) => {
+    const { cacheScope } = options;
+    const staging = new ByteBudget(STAGING_BYTES);
+    const task = { tokens, heldTokens: 0, chunkTokens: 0, wireType, cacheScope, staging, signal };
+    const started = backend.prefill(task);
+    for await (const chunk of started) await readAndRelease(chunk, rows);
+    return started;
   });
-  for await (const chunk of run) {
-    try {
-      await readChunk(chunk, rows);
-    } finally {
-      chunk.release();
-    }
-  }
   rows.requireComplete();
   const { startedAtMs, endedAtMs, reusedTokens } = run.timings;
   const ms = startedAtMs === null || endedAtMs === null ? 0 : endedAtMs - startedAtMs;
   return { rows, reusedTokens, tokensPerSecond: reusedTokens > 0 || ms <= 0 ? null : (rows.count / ms) * 1000 };
+}
+
+async function readAndRelease(chunk: PrefillChunk, rows: PromptRows): Promise<void> {
+  try {
+    await readChunk(chunk, rows);
+  } finally {
+    chunk.release();
+  }
 }
 
 async function readChunk(chunk: PrefillChunk, rows: PromptRows): Promise<void> {

@@ -148,16 +148,25 @@ async function promptRecord(
 }
 
 function answerRecord(handedOff: Decoded, own: Decoded): PromptRecord['answer'] {
-  const logitDifference = own.logits.reduce(
-    (greatest, logit, token) => Math.max(greatest, Math.abs(logit - (handedOff.logits[token] ?? NaN))),
-    0,
-  );
   return {
-    logitDifference,
+    logitDifference: greatestDifference(handedOff.logits, own.logits),
     sameFirstToken: indexOfGreatest(handedOff.logits) === indexOfGreatest(own.logits),
     equalTokens: own.answer.filter((token, index) => token === handedOff.answer[index]).length,
     comparedTokens: Math.max(own.answer.length, handedOff.answer.length),
   };
+}
+
+/** Tokens that a model never says have minus infinity on both sides. */
+function greatestDifference(a: Float32Array, b: Float32Array): number {
+  let greatest = 0;
+  for (let token = 0; token < b.length; token += 1) {
+    const [x = NaN, y = NaN] = [a[token], b[token]];
+    const difference = x === y ? 0 : Math.abs(x - y);
+    if (!Number.isFinite(difference))
+      throw new MuserError('ENGINE_FAILED', 'the decoder has logits that are no numbers');
+    greatest = Math.max(greatest, difference);
+  }
+  return greatest;
 }
 
 function sideRecord({ name, engine, model, limits }: PrefillBackend, weights: string): SideRecord {

@@ -99,7 +99,7 @@ async function openParts(options: RunOptions, onClose: (close: () => unknown) =>
   const decoder = await Decoder.create(model, { promptTokens: longest, chunkTokens, threads, flashAttention });
   onClose(() => decoder.close());
   onProgress({ stage: 'loaded', backend: reference.name, model: reference.model.identity.name });
-  return { producer, reference, decoder, prompts, weights: await weightsOf(config, model) };
+  return { producer, reference, decoder, prompts, weights: await weightsOf(config, model, signal) };
 }
 
 async function loadReference(path: string, signal: AbortSignal): Promise<Model> {
@@ -110,18 +110,16 @@ async function loadReference(path: string, signal: AbortSignal): Promise<Model> 
   }
 }
 
-async function weightsOf(config: ProducerConfig, reference: Model): Promise<Parts['weights']> {
+async function weightsOf(config: ProducerConfig, reference: Model, signal: AbortSignal): Promise<Parts['weights']> {
   if (config.backend === 'vllm') {
     return { producer: await checkpointWeights(config.model), reference: ggufWeights(reference.info) };
   }
-  const model = await loadReference(config.model, AbortSignal.timeout(SHARED_LOAD_LIMIT_MS));
+  // Its weights are in memory already, and are shared.
+  const model = await loadReference(config.model, signal);
   const producer = ggufWeights(model.info);
   model.close();
   return { producer, reference: ggufWeights(reference.info) };
 }
-
-/** The weights are in memory already, and are shared. */
-const SHARED_LOAD_LIMIT_MS = 60_000;
 
 function requireRoom(longest: number, { limits }: PrefillBackend): void {
   const wanted = longest + ANSWER_TOKENS;
