@@ -35,7 +35,11 @@ export class Node<R> {
       reject: false,
     });
     const line = await Promise.race([
-      new Promise<string>((resolve) => createInterface({ input: child.stdout }).once('line', resolve)),
+      new Promise<string>((resolve) => {
+        // A producer on vLLM first tells how far its start is.
+        const isReadyLine = (line: string): boolean => !line.startsWith('{"milestone"');
+        createInterface({ input: child.stdout }).on('line', (line) => isReadyLine(line) && resolve(line));
+      }),
       child.then(() => Promise.reject(new Error(`the ${program} ended; see ${folder}/log`))),
     ]);
     const ready = JSON.parse(line) as R & { ready: boolean };

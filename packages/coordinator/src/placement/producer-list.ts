@@ -1,13 +1,7 @@
 import { MAX_PRODUCERS, MIN_PROMPT_TOKENS, type ProducerEntry, type ProducerList } from '@muser/protocol';
 
-import type { NodeEntry, NodeState } from '../nodes/node-state.js';
+import type { NodeEntry } from '../nodes/node-state.js';
 import type { TicketBook } from './ticket-book.js';
-
-/**
- * Decoders send new requests to those that are ready only. The others are named so that transfers that run there go on, and
- * so that a decoder can say why it does not use them.
- */
-const LISTED: ReadonlySet<NodeState> = new Set<NodeState>(['healthy', 'draining', 'paused']);
 
 /** The producers that a decoder with this model fingerprint may know of, each with a ticket and its state. */
 export function producerListFor(options: {
@@ -22,8 +16,8 @@ export function producerListFor(options: {
 }
 
 function entryOf(node: NodeEntry, fingerprint: Uint8Array, tickets: TicketBook): ProducerEntry | null {
-  const { record, state, status } = node;
-  if (record.role !== 'producer' || !LISTED.has(state) || status === null) return null;
+  const { record, status } = node;
+  if (record.role !== 'producer' || status === null || !isHeard(node)) return null;
   if (!Buffer.from(status.model.fingerprint).equals(Buffer.from(fingerprint))) return null;
   if (status.maxPromptTokens < MIN_PROMPT_TOKENS) return null;
   const ticket = tickets.ticketFor({
@@ -45,4 +39,24 @@ function entryOf(node: NodeEntry, fingerprint: Uint8Array, tickets: TicketBook):
     ticket: ticket.bytes,
     ticketExpiresAtMs: ticket.expiresAtMs,
   };
+}
+
+/**
+ * Decoders send new requests to those that are ready only. The others that are heard and not broken are named so that
+ * transfers that run there go on (one may have made an idle producer load its model), and so that a decoder can say why
+ * it does not use them.
+ */
+function isHeard({ state, status }: NodeEntry): boolean {
+  switch (state) {
+    case 'healthy':
+    case 'draining':
+    case 'paused':
+      return true;
+    case 'enrolled':
+      return status?.state === 'starting';
+    case 'unreachable':
+    case 'error':
+    case 'revoked':
+      return false;
+  }
 }

@@ -96,16 +96,14 @@ describe('placement', () => {
     await stand.list(has(nodeId));
     producer.send({ queueLength: 7 });
     await stand.list(({ producers }) => producers[0]?.queueLength === 7);
-    for (const state of ['draining', 'paused'] as const) {
+    for (const state of ['draining', 'paused', 'starting'] as const) {
       producer.send({ state });
       await stand.list(({ producers }) => producers[0]?.state === state);
     }
-    for (const state of ['starting', 'error'] as const) {
-      producer.send({ state });
-      await stand.list(has());
-      producer.send({ state: 'ready' });
-      await stand.list(({ producers }) => producers[0]?.state === 'ready');
-    }
+    producer.send({ state: 'error' });
+    await stand.list(has());
+    producer.send({ state: 'ready' });
+    await stand.list(({ producers }) => producers[0]?.state === 'ready');
     await coordinator.operator.setAddresses(nodeId, [producer.target, '127.0.0.1:9']);
     await stand.list(({ producers }) => producers[0]?.addresses.length === 2);
     await producer.close();
