@@ -117,6 +117,14 @@ describe('a worker that ends', () => {
     },
   );
 
+  it('is blamed on a prompt once, however many were under way with it', async () => {
+    const vllm = await open({ fault: 'kill:queued', ...once() });
+    const outcomes = await Promise.allSettled([1, 2].map(() => consume(start(vllm, 7, 2000))));
+    expect(outcomes.map(({ status }) => status)).toEqual(['rejected', 'rejected']);
+    await ready(vllm);
+    expect(await consume(start(vllm, 7, 2000))).toBe(1999);
+  });
+
   it.each([
     ['exit:middle', 'died', 'ENGINE_FAILED', /last lines/],
     ['engine:middle', 'died', 'ENGINE_FAILED', /last lines/],
@@ -186,6 +194,7 @@ describe('a start', () => {
     ['refuse:start', {}, 'MODEL_UNSUPPORTED', /not this one/],
     ['garbage-control:start', {}, 'ENGINE_FAILED', /control/],
     ['engineoom:start', {}, 'OUT_OF_MEMORY', /ran out of memory/],
+    ['engineslow:warm_up', {}, 'ENGINE_FAILED', /said: not this one/],
     ['', { python: '/nonexistent/python' }, 'ENGINE_FAILED', /cannot be started \(ENOENT\)/],
     ['', { args: ['-c', 'pass'] }, 'ENGINE_FAILED', /ended with code 0/],
   ];

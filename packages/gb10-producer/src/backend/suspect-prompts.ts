@@ -9,7 +9,7 @@ const FAILURES = 2;
 
 /** Remembers, by their digest alone, which prompts were computing when the engine died, so that one cannot kill it again and again. */
 export class SuspectPrompts {
-  readonly #failures = new Map<string, { count: number; atMs: number }>();
+  readonly #failures = new Map<string, { count: number; atMs: number; ended: symbol }>();
 
   /** @throws MuserError ENGINE_FAILED for a prompt that was there twice within an hour */
   check(tokens: Uint32Array): void {
@@ -19,14 +19,18 @@ export class SuspectPrompts {
     throw new MuserError('ENGINE_FAILED', message);
   }
 
-  /** @returns how often the engine has ended during this prompt */
-  blame(tokens: Uint32Array): number {
+  /**
+   * @param ended which engine; it counts once, however often the prompt was under way: people ask again when nothing comes
+   * @returns how often an engine has ended during this prompt
+   */
+  blame(tokens: Uint32Array, ended: symbol): number {
     const digest = digestOf(tokens);
     const known = this.#failures.get(digest);
     const nowMs = performance.now();
+    if (known?.ended === ended) return known.count;
     const count = known === undefined || nowMs - known.atMs > HOUR_MS ? 1 : known.count + 1;
     this.#failures.delete(digest);
-    this.#failures.set(digest, { count, atMs: nowMs });
+    this.#failures.set(digest, { count, atMs: nowMs, ended });
     const [oldest] = this.#failures.keys();
     if (this.#failures.size > MAX_PROMPTS && oldest !== undefined) this.#failures.delete(oldest);
     return count;

@@ -26,8 +26,8 @@ export interface RunContext {
   readonly useWorker: (run: VllmRun, signal: AbortSignal) => Promise<WorkerUse>;
   /** The ranks of the worker that has them all, without repetition. */
   readonly ranksOf: (use: WorkerUse) => readonly RankLink[];
-  /** Compute has ended. `failed`: the worker itself, while it computed this. */
-  readonly onComputed: (failed: boolean) => void;
+  /** Compute has ended. @param failed the worker, when it ended while it computed this */
+  readonly onComputed: (failed: VllmWorker | null) => void;
   /** Nothing in the worker belongs to the run any more. */
   readonly onSettled: (run: VllmRun) => void;
   readonly countChunk: (change: 1 | -1) => void;
@@ -142,10 +142,14 @@ export class VllmRun implements PrefillRun {
       this.cancel(error);
     }
     this.#computing = false;
-    if (admitted)
-      this.#context.onComputed(this.#use?.worker.failed.aborted === true && this.timings.endedAtMs === null);
+    if (admitted) this.#context.onComputed(this.#workerThatFailed());
     this.#settleWhenFree();
     this.#wakeHandOut();
+  }
+
+  #workerThatFailed(): VllmWorker | null {
+    const worker = this.#use?.worker;
+    return worker?.failed.aborted === true && this.timings.endedAtMs === null ? worker : null;
   }
 
   async #compute(use: WorkerUse): Promise<void> {

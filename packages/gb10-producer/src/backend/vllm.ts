@@ -168,10 +168,10 @@ export class VllmBackend implements PrefillBackend {
     return known;
   }
 
-  #computed({ tokens }: PrefillTask, failed: boolean): void {
+  #computed({ tokens }: PrefillTask, failed: VllmWorker | null): void {
     this.#active -= 1;
-    if (!failed) return;
-    const failures = this.#suspects.blame(tokens);
+    if (failed === null) return;
+    const failures = this.#suspects.blame(tokens, failed.id);
     this.#options.logger.warn({ promptTokens: tokens.length, failures }, 'the vLLM worker ended during a prefill');
   }
 }

@@ -1,4 +1,4 @@
-import { setMaxListeners } from 'node:events';
+import { once, setMaxListeners } from 'node:events';
 
 import { MuserError } from '@muser/protocol';
 import type { Logger } from '@muser/service-kit';
@@ -26,6 +26,8 @@ import { type ProcessEnd, WorkerProcess } from './worker-process.js';
 const CLOSE_GRACE_MS = 3_000;
 /** The end of a process explains a closed socket; it is told a moment later. */
 const EXPLAIN_MS = 1_000;
+/** In a start the worker hears late of an engine that has died, and nobody waits for the news. */
+const EXPLAIN_START_MS = 10_000;
 
 /**
  * Why a worker ended. closed: we asked for it. died: its process, or its engine, ended by itself. hung: no sign of life.
@@ -66,6 +68,7 @@ export interface WorkerOptions {
 
 /** One run of the worker process, from its start to its end: it is never used again after that. */
 export class VllmWorker {
+  readonly id = Symbol('vLLM worker');
   readonly offer: ReadyHeader;
   /** In the order of their numbers. */
   readonly ranks: readonly RankLink[];
@@ -174,7 +177,8 @@ class Lifetime {
   /** A link has closed; why is being found out. */
   #isCut = false;
   #end: WorkerEnd | null = null;
-  #isReady: (ready: Ready) => void = () => {};
+  /** null once it is ready. */
+  #isReady: ((ready: Ready) => void) | null = null;
   #hasEnded: (end: WorkerEnd) => void = () => {};
 
   constructor(options: WorkerOptions, listener: WorkerListener) {
@@ -266,11 +270,18 @@ class Lifetime {
     const error = await connection.closed;
     if (this.#end !== null) return;
     this.#isCut = true;
-    if (connection.endedByPeer && this.#process !== null) {
-      const died = await orLate(this.#process.ended, EXPLAIN_MS, () => new Error('alive')).catch(() => null);
-      if (died !== null) return;
-    }
     const message = error === null ? `closed its ${link} link` : `broke its ${link} link: ${error.message}`;
+    if (connection.endedByPeer && this.#process !== null) {
+      const limitMs = this.#isReady === null ? EXPLAIN_MS : EXPLAIN_START_MS;
+      const explained = Promise.race([this.#process.ended, once(this.failed, 'abort')]);
+      const isExplained = await orLate(explained, limitMs, () => new Error('late')).then(
+        () => true,
+        () => false,
+      );
+      if (isExplained) return;
+      const last = await this.#process.lastWords(message, true);
+      if (last.outOfMemory) return this.#explainDeath(last);
+    }
     this.end({
       cause: 'broken',
       error: new MuserError('ENGINE_FAILED', `the vLLM worker ${message}`, { cause: error }),
@@ -353,7 +364,8 @@ class Lifetime {
     // Only from here on: loading and compiling have the start's own limit.
     this.#watchdog.start();
     this.#process?.guardLog();
-    this.#isReady({ offer, ranks });
+    this.#isReady?.({ offer, ranks });
+    this.#isReady = null;
   }
 }
 

@@ -108,6 +108,13 @@ def cut(link):
     link.shutdown(socket.SHUT_WR)
 
 
+def engine_slow():
+    """Its engine has died and with it the data link; the worker itself hears of it later."""
+    ranks[0].socket.shutdown(socket.SHUT_RDWR)
+    time.sleep(1.5)
+    refuse("ENGINE_FAILED")
+
+
 def starve():
     """Until the kernel kills: the cgroup of `starveIn` has little memory."""
     with open(f"{settings['starveIn']}/cgroup.procs", "w") as file:
@@ -126,6 +133,7 @@ FAULTS = {
     "refuse": lambda: refuse("MODEL_UNSUPPORTED"),
     # As the real one when its engine, a process of its own, is gone.
     "engine": lambda: refuse("ENGINE_FAILED"),
+    "engineslow": lambda: engine_slow(),
     "engineoom": lambda: (print("torch.OutOfMemoryError: [1, 2]", file=sys.stderr, flush=True), refuse("ENGINE_FAILED")),
     "starve": starve,
     # Alive, and busy for ever: no abort gets through.
