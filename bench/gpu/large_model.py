@@ -27,7 +27,7 @@ SMALL = Geometry(hidden=512, feed_forward=1024, heads=4, kv_heads=2, head=128, w
 
 
 def write_model(source: Path, target: Path, geometry: Geometry, layers: int) -> None:
-    """muse-nano's architecture and tokenizer in another size. The vocabulary stays small: only one row of logits is needed."""
+    """muse-nano's architecture and tokenizer in another size. The vocabulary stays small: logits of one row."""
     target.mkdir()
     for path in source.iterdir():
         if path.is_file() and path.suffix != ".safetensors":

@@ -20,10 +20,9 @@ from engine_without_connector import write_batch
 _PYTHON = Path(__file__).resolve().parents[2] / "packages" / "gb10-producer" / "python"
 sys.path[:0] = [str(_PYTHON), str(_PYTHON / "tests")]
 
-from peer import Link, Peer  # noqa: E402 - found by the line above
+from peer import Peer  # noqa: E402 - found by the line above
 
 _HERE = Path(__file__).resolve().parent
-_POLL_SECONDS = 0.5
 _LOG_BYTES = 6000
 _SHARD_BYTES = 1 << 20
 
@@ -118,23 +117,6 @@ class ProducerPeer(Peer):
         self.start_seconds = round(time.monotonic() - started_at, 1)
         threading.Thread(target=self._watch_control, daemon=True).start()
         return self.ready
-
-    def accept(self, name: str) -> tuple[Link, dict[str, Any]]:
-        """Does not wait for a worker that has ended or refused."""
-        self._listeners[name].settimeout(_POLL_SECONDS)
-        while True:
-            try:
-                return super().accept(name)
-            except TimeoutError:
-                self._check_alive()
-
-    def _check_alive(self) -> None:
-        waiting = list(self.control.frames.queue) if hasattr(self, "control") else []
-        refused = [frame.header for frame in waiting if frame is not None and frame.kind == "refused"]
-        if refused:
-            raise CheckFailed(f"refused: {refused[0]}")
-        if self.process.poll() is not None:
-            raise CheckFailed(f"the worker ended with {self.process.returncode}\n{self.log_text()}")
 
     def _watch_control(self) -> None:
         """Takes the time at which `finished` comes, whatever the reader of rows is doing."""
