@@ -1,0 +1,144 @@
+// What the network may do to a transfer, and what becomes of the answer. A producer's own faults are in fallback.test.ts.
+import { FaultProxy, type ByteRange, type Faults } from '@muser/testing';
+import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
+import { ask } from '../support/client.js';
+import { closedPort } from '../support/closed-port.js';
+import { Rig } from '../support/rig.js';
+import { EndStream } from '../support/stand-in-producer.js';
+
+let rig: Rig;
+beforeAll(async () => {
+  rig = await Rig.start();
+});
+afterEach(() => rig.settled());
+afterAll(() => rig?.close());
+
+describe('the way to a producer', () => {
+  test('the second address is used when the first does not answer', async () => {
+    await rig.offer({ addresses: [`127.0.0.1:${await closedPort()}`, rig.producer.target] });
+    const { prompt, value } = rig.document(1, 900);
+    const { text, muser } = await ask(rig.url, prompt, { prefill: 'remote' });
+    expect(text).toContain(value);
+    expect(muser).toMatchObject({ prefill: 'remote', fallback: null });
+  });
+
+  test('requests that leave a dead address together do not break each other', async () => {
+    await rig.offer({ addresses: [`127.0.0.1:${await closedPort()}`, rig.producer.target] });
+    const documents = [rig.document(8, 900), rig.document(9, 900)];
+    const answers = await Promise.all(documents.map(({ prompt }) => ask(rig.url, prompt, { prefill: 'remote' })));
+    for (const [index, { text, muser }] of answers.entries()) {
+      expect(text).toContain(documents[index]?.value);
+      expect(muser).toMatchObject({ prefill: 'remote', fallback: null });
+    }
+  });
+
+  const around = (at: number): ByteRange => ({ at, count: 20_000 });
+  const ways: [string, (at: number) => Faults][] = [
+    ['cut', (at) => ({ cutAtByte: at })],
+    ['reset', (at) => ({ resetAtByte: at })],
+    ['lost on our side alone', (at) => ({ halfOpenAtByte: at })],
+    ['changed', (at) => ({ corruptByte: at })],
+    ['robbed of some bytes', (at) => ({ drop: around(at) })],
+    ['fed some bytes twice', (at) => ({ replay: around(at) })],
+  ];
+  // The first chunk of a transfer has 2 MiB; the first bytes of a connection are its handshake.
+  const moments: [string, number, string][] = [
+    ['before Begin', 600, 'local'],
+    ['in the first chunk', 1_500_000, 'local'],
+    ['in the second chunk', 2_500_000, 'resumed'],
+  ];
+  const cells = ways.flatMap(([how, faultsAt]) =>
+    moments.map(([when, at, way]): [string, string, string, Faults] => [how, when, way, faultsAt(at)]),
+  );
+  test.each(cells)('a connection that is %s %s: right, and prefilled %s', async (how, _when, way, faults) => {
+    const [host = '', port = ''] = rig.producer.target.split(':');
+    const proxy = await FaultProxy.listen({
+      target: { host, port: Number(port) },
+      faults: () => ({ toClient: faults }),
+    });
+    try {
+      await rig.offer({ addresses: [proxy.target] });
+      const { prompt, value } = rig.document(2, 1_700);
+      const { text, muser } = await ask(rig.url, prompt, { prefill: 'remote' });
+      expect(text).toContain(value);
+      expect(muser.fallback?.code).toBe('PEER_UNREACHABLE');
+      // A reset may throw away what has arrived and was not read.
+      expect(how === 'reset' ? ['local', way] : [way]).toContain(muser.prefill);
+    } finally {
+      await proxy.close();
+    }
+  });
+
+  test('a frozen connection is left, and the producer works again afterwards', async () => {
+    const impatient = await Rig.start({ stallTimeoutMs: 3_000 });
+    const [host = '', port = ''] = impatient.producer.target.split(':');
+    const proxy = await FaultProxy.listen({
+      target: { host, port: Number(port) },
+      faults: () => ({ toClient: { stallAtByte: 50_000 } }),
+    });
+    try {
+      await impatient.offer({ addresses: [proxy.target] });
+      const { prompt, value } = impatient.document(3, 1_700);
+      const stalled = await ask(impatient.url, prompt, { prefill: 'remote' });
+      expect(stalled.text).toContain(value);
+      expect(stalled.muser.fallback?.code).toBe('STALLED');
+      await impatient.offer();
+      const again = await ask(impatient.url, prompt, { prefill: 'remote' });
+      expect(again).toMatchObject({ text: stalled.text, muser: { prefill: 'remote', fallback: null } });
+    } finally {
+      await proxy.close();
+      await impatient.close();
+    }
+  });
+});
+
+describe('without a producer', () => {
+  test('remote falls back, auto is local', async () => {
+    rig.coordinator.publish([]);
+    await rig.until(async () => (await rig.health()).producers.length === 0);
+    const { prompt, value } = rig.document(4, 500);
+    const remote = await ask(rig.url, prompt, { prefill: 'remote' });
+    expect(remote.text).toContain(value);
+    expect(remote.muser).toMatchObject({ prefill: 'local', fallback: { code: 'NO_PRODUCER' }, producer: null });
+    const auto = await ask(rig.url, prompt, { prefill: 'auto' });
+    expect(auto.muser).toMatchObject({ prefill: 'local', fallback: null });
+  });
+
+  test('one that just failed is left alone for a while', async () => {
+    await rig.offer({}, { beforeBegin: () => Promise.reject(new EndStream()) });
+    const { prompt } = rig.document(5, 300);
+    const calls = rig.producer.calls();
+    const first = await ask(rig.url, prompt, { prefill: 'remote' });
+    const second = await ask(rig.url, prompt, { prefill: 'remote' });
+    expect(first.muser.fallback?.code).toBe('TRANSFER_TRUNCATED');
+    expect(second.muser.fallback).toMatchObject({
+      code: 'NO_PRODUCER',
+      message: expect.stringContaining('failed a moment ago'),
+    });
+    expect(rig.producer.calls()).toBe(calls + 1);
+  });
+});
+
+test('a coordinator that is gone is not needed, and is found again', async () => {
+  await rig.offer();
+  await rig.coordinator.close();
+  await rig.until(async () => (await rig.health()).coordinator === 'absent');
+  const { prompt, value } = rig.document(6, 900);
+  const { text, muser } = await ask(rig.url, prompt, { prefill: 'remote' });
+  expect(text).toContain(value);
+  expect(muser).toMatchObject({ prefill: 'remote', fallback: null });
+  await rig.restartCoordinator();
+  await rig.until(async () => (await rig.health()).coordinator === 'connected');
+});
+
+test('a coordinator that only keeps its stream open is away, and is not needed', async () => {
+  await rig.offer();
+  rig.coordinator.fallSilent();
+  await rig.until(async () => (await rig.health()).coordinator === 'absent');
+  const { prompt, value } = rig.document(10, 300);
+  const { text, muser } = await ask(rig.url, prompt, { prefill: 'remote' });
+  expect(text).toContain(value);
+  expect(muser).toMatchObject({ prefill: 'remote', fallback: null });
+  await rig.coordinator.close();
+  await rig.restartCoordinator();
+});
