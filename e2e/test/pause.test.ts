@@ -170,6 +170,10 @@ describe('what cannot be paused', { timeout: LIMIT_MS }, () => {
       expect(run).toMatchObject({ exitCode, stdout: '' });
       expect(run.stderr).toMatch(message);
       expect(run.stderr).toContain('muser node list');
+      const { stdout } = await node(word, '--json', name);
+      expect(JSON.parse(stdout)).toEqual({
+        error: { code: expect.any(String) as string, message: expect.stringContaining(name) as string },
+      });
     }
   });
 

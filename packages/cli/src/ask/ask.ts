@@ -1,5 +1,5 @@
 import { DecoderClient, type PrefillChoice, type Summary } from '../decoder-client.js';
-import { BrokenPipeError, CliError, EXIT, usageError } from '../exit.js';
+import { BrokenPipeError, CliError, EXIT, usageError, printFailure } from '../exit.js';
 import { listenForInterrupts } from '../signals.js';
 import { decoderUrl } from '../state.js';
 import { isTerminal, printable, StatusOutput } from '../terminal.js';
@@ -153,10 +153,6 @@ function drained(signal: AbortSignal): Promise<void> {
     signal.addEventListener('abort', onAbort, { once: true });
     if (signal.aborted) onAbort();
   });
-}
-
-function printFailure(error: CliError): void {
-  process.stdout.write(`${JSON.stringify({ error: { code: error.code, message: error.message } })}\n`);
 }
 
 function timedOut(seconds: number): CliError {

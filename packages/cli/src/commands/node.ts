@@ -55,7 +55,7 @@ function registerPause(node: Command): void {
     .option('--now', 'cancel the transfers that run; their decoders prefill the rest themselves')
     .option('--timeout <seconds>', 'wait so long', wholeNumber(1, MAX_LIMIT_SECONDS), PAUSE_LIMIT_SECONDS)
     .option('--state <dir>', STATE_HELP)
-    .option('--json', "print the coordinator's answer as JSON")
+    .option('--json', "print the coordinator's answer, or the error, as JSON")
     .addHelpText(
       'after',
       `
@@ -78,7 +78,7 @@ function registerResume(node: Command): void {
     .argument('<node>', 'name or id of the producer')
     .option('--timeout <seconds>', 'wait so long', wholeNumber(1, MAX_LIMIT_SECONDS), RESUME_LIMIT_SECONDS)
     .option('--state <dir>', STATE_HELP)
-    .option('--json', "print the coordinator's answer as JSON")
+    .option('--json', "print the coordinator's answer, or the error, as JSON")
     .addHelpText(
       'after',
       `

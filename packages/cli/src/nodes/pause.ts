@@ -1,4 +1,4 @@
-import { CliError, EXIT, InterruptedError } from '../exit.js';
+import { CliError, EXIT, InterruptedError, printFailure } from '../exit.js';
 import { listenForInterrupts } from '../signals.js';
 import type { CoordinatorClient, NodeRecord } from '../system/coordinator-client.js';
 import { printable, StatusOutput } from '../terminal.js';
@@ -32,6 +32,7 @@ export async function setPaused(options: PauseOptions): Promise<void> {
     });
     process.stdout.write(`${options.json ? JSON.stringify(raw) : describe(node)}\n`);
   } catch (error) {
+    if (options.json && error instanceof CliError) printFailure(error);
     const verb = paused ? 'pauses' : 'resumes';
     if (error instanceof InterruptedError && isOrdered)
       output.line(`the order stands: the producer ${verb} all the same`);
