@@ -90,7 +90,10 @@ export async function failureOf(work: Promise<unknown> | AsyncIterable<unknown>)
   return result.reason as MuserError;
 }
 
-export async function expectCode(work: Promise<unknown> | AsyncIterable<unknown>, code: ErrorCode): Promise<MuserError> {
+export async function expectCode(
+  work: Promise<unknown> | AsyncIterable<unknown>,
+  code: ErrorCode,
+): Promise<MuserError> {
   const error = await failureOf(work);
   expect(error.code, error.message).toBe(code);
   return error;

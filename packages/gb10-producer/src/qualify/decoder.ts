@@ -1,4 +1,4 @@
-import { Engine, type Model, type Sequence } from '@muser/metal';
+import { Engine, GREEDY, type Model, type Sequence } from '@muser/metal';
 import { fromEngineError } from '@muser/protocol';
 
 import { withinLimit } from './deadline.js';
@@ -88,23 +88,7 @@ export class Decoder {
   async #continue(sequence: Sequence, first: number, signal: AbortSignal): Promise<number[]> {
     const tokens: number[] = [];
     await sequence.generate(
-      {
-        prompt: Uint32Array.of(first),
-        maxTokens: ANSWER_TOKENS - 1,
-        temperature: 0,
-        topK: 0,
-        topP: 1,
-        minP: 0,
-        repeatPenalty: 1,
-        frequencyPenalty: 0,
-        presencePenalty: 0,
-        penaltyLastN: 0,
-        seed: 0,
-        logitBias: [],
-        stopTokens: this.#stopTokens,
-        stopStrings: [],
-        signal,
-      },
+      { ...GREEDY, prompt: Uint32Array.of(first), maxTokens: ANSWER_TOKENS - 1, stopTokens: this.#stopTokens, signal },
       (output) => tokens.push(...output.tokens),
     );
     return tokens;
