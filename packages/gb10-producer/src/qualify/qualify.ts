@@ -2,8 +2,7 @@ import { type Geometry, MuserError } from '@muser/protocol';
 
 import type { PrefillBackend } from '../backend/backend.js';
 import { compareRows, type LayerFigures, worstOf } from './compare.js';
-import type { Decoded, Decoder } from './decoder.js';
-import { indexOfGreatest } from './decoder.js';
+import { type Decoded, type Decoder, indexOfGreatest } from './decoder.js';
 import { diagnose } from './diagnose.js';
 import { type LayerLimits, limitsOf, kindsBeyond, judge } from './judge.js';
 import { type Prefilled, prefillRows } from './prompt-rows.js';
