@@ -9,7 +9,7 @@ import { until } from './test-bed.js';
 const never = new AbortController().signal;
 
 /** A prefill on a fake worker. */
-export function startRun(on: VllmBackend, seed = 1, length = 700, signal = never): PrefillRun {
+export function startRun(on: VllmBackend, seed = 1, length = 700, signal: AbortSignal = never): PrefillRun {
   return on.prefill({
     tokens: promptTokens(length, on.model.geometry.vocabularySize, seed),
     heldTokens: 0,
