@@ -45,13 +45,22 @@ export async function ensurePrivateFolder(path: string): Promise<void> {
 /** mkdir with `recursive` never settles where a file system says ENOENT for a folder whose parent is there, as /proc does. */
 async function makeFolders(path: string): Promise<void> {
   try {
-    await mkdir(path, FOLDER_MODE);
+    await makeFolder(path);
   } catch (error) {
-    if (reasonOf(error) === 'EEXIST') return;
     const parent = dirname(path);
     if (reasonOf(error) !== 'ENOENT' || parent === path || (await exists(parent))) throw error;
     await makeFolders(parent);
-    await makeFolders(path);
+    // Once only: a link that leads nowhere is there and yet holds no folder.
+    await makeFolder(path);
+  }
+}
+
+/** Leaves what is there already as it is. */
+async function makeFolder(path: string): Promise<void> {
+  try {
+    await mkdir(path, FOLDER_MODE);
+  } catch (error) {
+    if (reasonOf(error) !== 'EEXIST') throw error;
   }
 }
 
