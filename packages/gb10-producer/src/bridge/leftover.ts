@@ -22,8 +22,9 @@ export async function endLeftover(file: string, logger: Logger): Promise<void> {
   if (!record.success) return;
   const { boot, pid, startTime } = record.data;
   const now = startTimeOf(pid);
-  // While any process of a group lives its number is not given away, so without a leader it is the same group.
-  const isOurs = boot === (await bootId()) && (now === null || now === startTime);
+  // While any process of a group lives its number is not given away, so without a leader it is the same group. Where the
+  // kernel tells nothing, the number may be anybody's by now.
+  const isOurs = boot !== '' && boot === (await bootId()) && (now === null || now === startTime);
   if (!isOurs || !groupLives(pid)) return;
   logger.warn({ workerPid: pid }, 'a vLLM worker of an earlier producer is still there; it is ended first');
   await killGroup(pid);

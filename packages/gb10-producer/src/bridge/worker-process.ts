@@ -70,7 +70,7 @@ export class WorkerProcess {
     });
   }
 
-  /** @throws MuserError ENGINE_FAILED when the interpreter cannot be started */
+  /** @throws MuserError ENGINE_FAILED when the interpreter cannot be started, UNAVAILABLE when `workerFile` cannot be written */
   static async start(options: WorkerProcessOptions): Promise<WorkerProcess> {
     const { python, args, settings, workerFile, logger } = options;
     if (workerFile !== null) await endLeftover(workerFile, logger);
@@ -95,7 +95,12 @@ export class WorkerProcess {
       const { code } = await child;
       throw new MuserError('ENGINE_FAILED', `${python} cannot be started (${code ?? 'unknown reason'})`);
     }
-    if (workerFile !== null) await recordWorker(workerFile, pid);
+    if (workerFile !== null) {
+      await recordWorker(workerFile, pid).catch(async (cause: unknown) => {
+        await killGroup(pid);
+        throw new MuserError('UNAVAILABLE', `${workerFile} cannot be written: check the disk`, { cause });
+      });
+    }
     child.stdin.write(`${JSON.stringify(settings)}\n`);
     return new WorkerProcess(pid, exited, lines, () => child.stdin.end());
   }
