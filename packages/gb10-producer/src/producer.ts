@@ -16,7 +16,7 @@ import {
 
 import type { PrefillBackend } from './backend/backend.js';
 import { openBackend, type OpenOptions } from './backend/open-backend.js';
-import { ReloadableBackend } from './backend/reloadable.js';
+import { type BackendDescription, ReloadableBackend } from './backend/reloadable.js';
 import type { ProducerConfig } from './config.js';
 import { setPaused, watchNode } from './node-status.js';
 import { PauseControl } from './pause/pause-control.js';
@@ -62,7 +62,9 @@ export async function startProducer(
     const load = (stop: AbortSignal) => openChecked(open, { config, logger, signal: stop, onMilestone });
     const whilePaused = await file.read();
     const backend =
-      whilePaused === null ? await ReloadableBackend.open(load, signal) : ReloadableBackend.unloaded(load, whilePaused);
+      whilePaused === null
+        ? await ReloadableBackend.open(load, signal)
+        : ReloadableBackend.unloaded(load, withConcurrency(whilePaused, config.maxConcurrent));
     onClose(() => backend.close());
     const transfers = createTransfers(config, identity, backend, logger);
     const control = new PauseControl({ backend, transfers, file, logger: logger.child({ component: 'pause' }) });
@@ -81,6 +83,11 @@ async function loadOwnIdentity(stateDir: string): Promise<Identity> {
     throw new MuserError('CONFIG_INVALID', `${identityDir(stateDir)} holds the identity of a ${identity.role}`);
   }
   return identity;
+}
+
+/** The queue is made before the model is loaded again, and the configuration may have been changed meanwhile. */
+function withConcurrency(description: BackendDescription, maxConcurrent: number): BackendDescription {
+  return { ...description, limits: { ...description.limits, maxConcurrent } };
 }
 
 async function openChecked(open: typeof openBackend, options: OpenOptions): Promise<PrefillBackend> {
