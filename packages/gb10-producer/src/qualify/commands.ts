@@ -6,6 +6,7 @@ import {
   type Command,
   createLogger,
   describeError,
+  ensurePrivateFolder,
   EXIT,
   flushLogger,
   loadConfig,
@@ -48,6 +49,10 @@ async function run(files: { config: string; gguf: string; out: string }, signal:
   const logger = createLogger('producer', config.logLevel);
   const unfollow = config.exitWithParent ? followParent() : () => undefined;
   try {
+    // First, because what comes next takes long: that the record can be signed, and has a folder.
+    await ensurePrivateFolder(config.stateDir);
+    const signer = await recordSigner(config.stateDir);
+    await mkdir(dirname(files.out), { recursive: true });
     const record = await runQualification({
       config,
       gguf: files.gguf,
@@ -55,9 +60,7 @@ async function run(files: { config: string; gguf: string; out: string }, signal:
       signal,
       onProgress: (progress) => printReady({ progress }),
     });
-    const signer = await recordSigner(config.stateDir);
     const content = sealRecord(record, signer);
-    await mkdir(dirname(files.out), { recursive: true });
     await writeFileAtomic(files.out, content, 0o644);
     return told(openRecord(content));
   } finally {

@@ -10,6 +10,9 @@ export interface Figures {
   readonly peak: number;
 }
 
+/** Rows of zeros make figures large, but not infinite: a record has no form for that. */
+const LEAST_SQUARES = 1e-30;
+
 /** @throws RangeError when the lists have different lengths */
 export function figuresOf(a: Float32Array, b: Float32Array): Figures {
   if (a.length !== b.length) throw new RangeError(`${a.length} values cannot be compared with ${b.length}`);
@@ -31,9 +34,9 @@ export function figuresOf(a: Float32Array, b: Float32Array): Figures {
   const norms = Math.sqrt(squaresOfA * squaresOfB);
   return {
     cosine: norms === 0 ? Number(squares === 0) : products / norms,
-    distance: squares === 0 ? 0 : Math.sqrt(squares / Math.max(squaresOfB, Number.MIN_VALUE)),
+    distance: squares === 0 ? 0 : Math.sqrt(squares / Math.max(squaresOfB, LEAST_SQUARES)),
     maxDifference,
-    peak: maxDifference === 0 ? 0 : maxDifference / Math.sqrt(Math.max(squaresOfB, Number.MIN_VALUE) / b.length),
+    peak: maxDifference === 0 ? 0 : maxDifference / Math.sqrt(Math.max(squaresOfB, LEAST_SQUARES) / b.length),
   };
 }
 

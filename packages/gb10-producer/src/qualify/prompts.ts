@@ -13,7 +13,7 @@ export interface QualificationPrompt {
 
 /** Window of a model that has none, for the lengths alone. */
 const WINDOW_OF_NONE = 512;
-/** A window that is present and one chunk beyond: the second rule that a long prompt has to meet. */
+/** Not a whole number, so that the prompt does not end where a window begins. */
 const LONG_WINDOWS = 4.125;
 const SENTENCES_PER_PARAGRAPH = 4;
 
@@ -69,7 +69,6 @@ function prompt(tokenize: (text: string) => Int32Array, index: number, atLeast: 
   const { sentence, question } = FACTS[index % FACTS.length] ?? { sentence: '', question: '' };
   const paragraphs: string[] = [];
   let tokens = tokenize(markup(sentence, question));
-  // A paragraph has more tokens than this, so the loop is short; the last ones are added one by one.
   while (tokens.length < atLeast) {
     paragraphs.push(paragraph(index * 1009 + paragraphs.length * SENTENCES_PER_PARAGRAPH));
     const middle = Math.floor(paragraphs.length / 2);

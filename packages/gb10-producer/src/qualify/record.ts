@@ -168,7 +168,7 @@ export function openRecord(content: string): VerifiedRecord {
   const file = parsed(content);
   const { publicKey, value, signer, nodeId } = file.signature;
   const key = verifyingKey(Buffer.from(publicKey, 'base64'));
-  key.verify(DOMAIN, signedParts(signer, file.record), Buffer.from(value, 'base64'));
+  key.verify(DOMAIN, partsToVerify(file), Buffer.from(value, 'base64'));
   if (nodeIdOf(key.publicKey) !== nodeId) {
     throw new MuserError('SIGNATURE_INVALID', 'the node id of the record is not that of its key');
   }
@@ -194,6 +194,15 @@ function parsed(content: string): z.infer<typeof signedSchema> {
 
 function notARecord(cause: unknown): MuserError {
   return new MuserError('MESSAGE_INVALID', 'this is not the record of a qualification', { cause });
+}
+
+/** @throws MuserError MESSAGE_INVALID for what has no canonical form: numbers beyond all measure, nesting without end */
+function partsToVerify({ record, signature }: z.infer<typeof signedSchema>): [Uint8Array, Uint8Array] {
+  try {
+    return signedParts(signature.signer, record);
+  } catch (cause) {
+    throw notARecord(cause);
+  }
 }
 
 /** The kind of signer too: nobody may turn the record of a local key into a node's. */

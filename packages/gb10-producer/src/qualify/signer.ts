@@ -13,8 +13,8 @@ const SEED_BYTES = 32;
 /**
  * The key that signs records: the node's identity where there is one, else a key of this state folder, made at its first
  * use (mode 0600).
- * @throws MuserError CONFIG_INVALID when others can read the keys, or they are damaged; CERTIFICATE_INVALID, CLOCK_SKEW
- * when the identity is no longer valid
+ * @throws MuserError, or ServiceError, CONFIG_INVALID when others can read the keys, or they are damaged; MuserError
+ * CERTIFICATE_INVALID, CLOCK_SKEW when the identity is no longer valid
  */
 export async function recordSigner(stateDir: string): Promise<RecordSigner> {
   try {

@@ -128,7 +128,10 @@ export const THRESHOLDS: readonly [Thresholds, ...Thresholds[]] = [
   },
 ];
 
-/** Weight types that round no more than the one whose limits judge them. */
+/**
+ * Weight types that are judged by the limits of another one. They round no more than it does, but for q8_0 as a producer:
+ * the limits of bf16 with q8_0 already hold that rounding.
+ */
 const PRODUCERS: Readonly<Record<string, string>> = { f32: 'bf16', f16: 'bf16', q8_0: 'bf16' };
 const REFERENCES: Readonly<Record<string, string>> = { f32: 'q8_0', f16: 'q8_0', bf16: 'q8_0' };
 
