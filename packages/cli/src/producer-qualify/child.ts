@@ -1,12 +1,11 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { open } from 'node:fs/promises';
 import { createInterface } from 'node:readline';
 import type { ErrorCode } from '@muser/protocol';
 import { z } from 'zod';
 import { CliError, EXIT } from '../exit.js';
 import { ENTRIES } from '../system/paths.js';
-import { childEnvironment } from '../system/process.js';
+import { childEnvironment, openLog } from '../system/process.js';
 import { printable } from '../terminal.js';
 import { recordSchema, type SignedRecord } from './schema.js';
 
@@ -40,18 +39,20 @@ export interface QualifierSpec {
 /** Runs the producer's program to its end. When the signal aborts it is asked to end, waited for, and killed when late. */
 export async function runQualifier(spec: QualifierSpec, signal: AbortSignal): Promise<SignedRecord> {
   signal.throwIfAborted();
-  const log = spec.logFile === undefined ? null : await open(spec.logFile, 'a', 0o600);
+  const log = spec.logFile === undefined ? null : await openLog(spec.logFile);
   // In a process group of its own, so that a Ctrl-C in the terminal reaches it through us alone.
   const child = spawn(process.execPath, [ENTRIES.producer, ...spec.args], {
     stdio: ['pipe', 'pipe', log?.fd ?? 'ignore'],
     detached: true,
     env: { ...childEnvironment(process.env), ...spec.environment },
   });
+  const ended = once(child, 'exit');
+  // Awaited only after its output has ended, and it may not even start.
+  ended.catch(() => undefined);
   await log?.close();
   const { stdin, stdout } = child;
   if (stdin === null || stdout === null) throw new CliError(EXIT.failed, 'INTERNAL', 'the producer has no pipes');
   stdin.on('error', () => undefined);
-  const ended = once(child, 'exit');
   const limit = AbortSignal.any([signal, AbortSignal.timeout(LIMIT_MS)]);
   let killer: NodeJS.Timeout | undefined;
   const onStop = (): void => {
@@ -59,6 +60,7 @@ export async function runQualifier(spec: QualifierSpec, signal: AbortSignal): Pr
     killer = setTimeout(() => child.kill('SIGKILL'), STOP_LIMIT_MS);
   };
   limit.addEventListener('abort', onStop, { once: true });
+  if (limit.aborted) onStop();
   try {
     let last: z.infer<typeof lineSchema> | null = null;
     for await (const text of createInterface({ input: stdout, crlfDelay: Infinity })) {
@@ -67,13 +69,22 @@ export async function runQualifier(spec: QualifierSpec, signal: AbortSignal): Pr
       else last = line ?? last;
     }
     await ended;
-    limit.throwIfAborted();
+    signal.throwIfAborted();
+    if (limit.aborted) throw late();
     return resultOf(last, spec.logFile);
   } finally {
     limit.removeEventListener('abort', onStop);
     clearTimeout(killer);
     child.kill('SIGKILL');
   }
+}
+
+function late(): CliError {
+  return new CliError(
+    EXIT.failed,
+    'DEADLINE_EXCEEDED',
+    `the qualification takes longer than ${LIMIT_MS / 3_600_000} h`,
+  );
 }
 
 function parseLine(text: string): z.infer<typeof lineSchema> | null {

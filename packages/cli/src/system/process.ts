@@ -111,7 +111,8 @@ export class ManagedProcess<R> {
   }
 }
 
-async function openLog(path: string): Promise<FileHandle> {
+/** A log to append to, set aside as `.1` when it has grown large. */
+export async function openLog(path: string): Promise<FileHandle> {
   try {
     if ((await stat(path)).size > LOG_ROTATION_BYTES) await rename(path, `${path}.1`);
   } catch (error) {
