@@ -156,13 +156,13 @@ class _Rank:
         self._tensor_rank = parallel.rank % parallel.tensor_parallel_size
         self._half: WorkerHalf | None = None
         self._reported = -1
-        self._kinds = layer_kinds(vllm_config.model_config.hf_text_config)
         names = [name for group in kv_cache_config.kv_cache_groups for name in group.layer_names]
         self._numbers = {name: int(extract_layer_index(name)) for name in names}
         self._link = DataLink(self._extra["dataSocket"], self._hello(), self)
         self._milestone("weights")
         try:
             refuse_unsupported(vllm_config)
+            self._kinds = layer_kinds(vllm_config.model_config.hf_text_config)
         except Refused as refused:
             self._refuse(refused)
 
