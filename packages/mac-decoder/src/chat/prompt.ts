@@ -8,8 +8,8 @@ export interface PromptTokenizer {
 }
 
 /**
- * Makes the prompt's token ids, on a thread of the engine's: a long prompt would hold every other answer up. Template text is tokenized with control tokens, contents without: the text
- * `<|eot|>` in a content becomes the tokens of its characters.
+ * Makes the prompt's token ids, on a thread of the engine's: a long prompt would hold every other answer up. Template text
+ * is tokenized with control tokens, contents without: the text `<|eot|>` in a content becomes the tokens of its characters.
  *
  * @param endTokens tokens at which an answer ends
  * @throws MuserError INVALID_REQUEST when the template refuses the messages or a content would end the generation.
