@@ -32,7 +32,7 @@ export const LIMIT_MEANINGS: Readonly<Record<keyof typeof limits, string>> = {
   SEED_BYTES: 'an Ed25519 seed, exactly',
   SIGNATURE_BYTES: 'an Ed25519 signature, exactly',
   NODE_ID_BYTES: 'a node id, exactly',
-  MAX_DEADLINE_MS: 'deadline of a transfer, from receipt of the request',
+  MAX_DEADLINE_MS: 'deadline of a transfer, or of an order to pause or resume, from receipt of the request',
   TICKET_LIFETIME_MS: 'life of a ticket; a longer one is refused',
   MAX_CLOCK_SKEW_MS: 'difference of two machines’ clocks that is forgiven',
   MIN_WATCH_INTERVAL_MS: 'interval of a node’s status, at least',
