@@ -7,6 +7,7 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { chat } from './support/chat.js';
+import { Cleanups } from './support/cleanups.js';
 import { eventually, isAlive } from './support/muser.js';
 import {
   callCoordinator,
@@ -30,17 +31,19 @@ interface NodeView {
   modelLoaded: boolean | null;
 }
 
-let folder: string;
-let coordinator: { access: CoordinatorAccess; stop: () => Promise<void> };
+const cleanups = new Cleanups();
+let access: CoordinatorAccess;
 let producer: Node<{ pid: number; address: string }>;
 let decoder: Node<DecoderReady>;
 let nodeId: string;
 
 beforeAll(async () => {
   execFileSync(process.execPath, [inRepository('scripts/vllm-env.mjs'), '--quiet'], { stdio: 'inherit' });
-  folder = await mkdtemp(join(tmpdir(), 'muser-vllm-pause-'));
-  coordinator = await startCoordinator(join(folder, 'coordinator'));
-  const { access } = coordinator;
+  const folder = await mkdtemp(join(tmpdir(), 'muser-vllm-pause-'));
+  cleanups.add(() => rm(folder, { recursive: true, force: true }));
+  const coordinator = await startCoordinator(join(folder, 'coordinator'));
+  cleanups.add(() => coordinator.stop());
+  ({ access } = coordinator);
   nodeId = await enrollNode('gb10-producer', join(folder, 'producer'), 'spark', access);
   producer = await Node.start('gb10-producer', join(folder, 'producer'), {
     backend: 'vllm',
@@ -49,26 +52,23 @@ beforeAll(async () => {
     drainMs: 1_000,
     vllm: { idleUnloadMs: IDLE_UNLOAD_MS },
   });
+  cleanups.add(() => producer.stop());
   await callCoordinator(access, 'PATCH', `/api/nodes/${nodeId}`, { addresses: [producer.ready.address] });
   decoder = await joinDecoder(access, join(folder, 'mac'), inRepository('models/muse-nano/muse-nano-q8_0.gguf'));
+  cleanups.add(() => decoder.stop());
 }, LIMIT_MS);
 
-afterAll(async () => {
-  await decoder.stop();
-  await producer.stop();
-  await coordinator.stop();
-  await rm(folder, { recursive: true, force: true });
-}, 120_000);
+afterAll(() => cleanups.run(), 120_000);
 
 async function view(): Promise<NodeView> {
-  const { http, token } = coordinator.access;
+  const { http, token } = access;
   const response = await fetch(new URL('/api/nodes', http), { headers: { authorization: `Bearer ${token}` } });
   const { nodes } = (await response.json()) as { nodes: (NodeView & { nodeId: string })[] };
   return nodes.find((node) => node.nodeId === nodeId) as NodeView;
 }
 
 const order = (word: 'pause' | 'resume'): Promise<unknown> =>
-  callCoordinator(coordinator.access, 'POST', `/api/nodes/${nodeId}/${word}`, {});
+  callCoordinator(access, 'POST', `/api/nodes/${nodeId}/${word}`, {});
 
 /** The worker and all that it has started. */
 function workers(): number[] {

@@ -9,6 +9,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import type { ResultPromise } from 'execa';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { Cleanups } from './support/cleanups.js';
 import { Dev, eventually, heard, isAlive, muser, startMuser } from './support/muser.js';
 import { writeNeedles, type NeedleFile } from './support/needles.js';
 
@@ -23,6 +24,7 @@ interface Asked {
   fallback: { code: string; message: string } | null;
 }
 
+const cleanups = new Cleanups();
 let folder: string;
 let logs: string;
 let isFull = false;
@@ -33,6 +35,7 @@ let long: NeedleFile;
 beforeAll(async () => {
   execFileSync(process.execPath, [INSTALLER, '--quiet'], { stdio: 'inherit' });
   folder = await mkdtemp(join(tmpdir(), 'muser-vllm-faults-'));
+  cleanups.add(() => rm(folder, { recursive: true, force: true }));
   [short, long] = (await writeNeedles(folder, { count: 2, shortest: 600, longest: 15_000 })) as [
     NeedleFile,
     NeedleFile,
@@ -42,13 +45,10 @@ beforeAll(async () => {
   await mkdir(logs, { recursive: true, mode: 0o700 });
   isFull = await fill(logs);
   dev = await Dev.start(state, '--producer', 'vllm');
+  cleanups.add(() => dev.destroy());
 }, START_MS);
 
-afterAll(async () => {
-  await dev.destroy();
-  if (isFull) execFileSync('umount', [logs]);
-  await rm(folder, { recursive: true, force: true });
-}, 120_000);
+afterAll(() => cleanups.run(), 120_000);
 
 /** A disk of 64 KiB without room for a byte. Only root can make one; without it the other tests stay as they are. */
 async function fill(path: string): Promise<boolean> {
@@ -57,6 +57,8 @@ async function fill(path: string): Promise<boolean> {
   } catch {
     return false;
   }
+  // A process that outlives its system keeps its log open, which would keep the disk.
+  cleanups.add(() => execFileSync('umount', ['--lazy', path]));
   await writeFile(join(path, 'filler'), Buffer.alloc(128 << 10)).catch(() => undefined);
   await expect(writeFile(join(path, 'more'), 'x')).rejects.toMatchObject({ code: 'ENOSPC' });
   return true;
