@@ -14,10 +14,9 @@ import {
   TransferReceiver,
   verifyingKey,
 } from '@muser/protocol';
-import { TestAuthority, type TestIdentity, writeIdentityFolder } from '@muser/testing';
+import { cpuSeconds, TestAuthority, type TestIdentity, treeCpuSeconds, writeIdentityFolder } from '@muser/testing';
 import { hashPayload, PeerClient } from '@muser/transport';
 
-import { cpuSeconds, treeCpuSeconds } from './process-tree.js';
 import { figure, median } from './statistics.js';
 import { ENGINE, PlainEngine, ProducerProcess, type SealedTransfer, VLLM_PYTHON } from './vllm-engines.js';
 

@@ -1,10 +1,10 @@
 // Real vLLM on the CPU is unloaded, by an operator and because it is idle, and loaded again. vLLM starts three times.
 import { execFileSync } from 'node:child_process';
-import { readdirSync, readFileSync } from 'node:fs';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { processesBelow } from '@muser/testing';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { chat } from './support/chat.js';
 import { Cleanups } from './support/cleanups.js';
@@ -71,21 +71,7 @@ const order = (word: 'pause' | 'resume'): Promise<unknown> =>
   callCoordinator(access, 'POST', `/api/nodes/${nodeId}/${word}`, {});
 
 /** The worker and all that it has started. */
-function workers(): number[] {
-  const parents = readdirSync('/proc')
-    .filter((name) => /^\d+$/.test(name))
-    .flatMap((name) => {
-      try {
-        const stat = readFileSync(`/proc/${name}/stat`, 'utf8');
-        return [{ pid: Number(name), parent: Number(stat.slice(stat.lastIndexOf(')') + 2).split(' ')[1]) }];
-      } catch {
-        return [];
-      }
-    });
-  const below = (pid: number): number[] =>
-    parents.filter(({ parent }) => parent === pid).flatMap((child) => [child.pid, ...below(child.pid)]);
-  return below(producer.ready.pid).filter(isAlive);
-}
+const workers = (): number[] => processesBelow(producer.ready.pid).filter(isAlive);
 
 describe('a producer on real vLLM', () => {
   it(

@@ -1,12 +1,13 @@
 // Real vLLM on the CPU fails under a running system whose disk for logs is full: every answer is right all the same, and
 // the system comes back by itself. What a worker can do wrong in which phase is in gb10-producer's worker-faults test.
 import { execFileSync } from 'node:child_process';
-import { readdirSync, readFileSync } from 'node:fs';
+import { readFileSync } from 'node:fs';
 import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
+import { processesBelow } from '@muser/testing';
 import type { ResultPromise } from 'execa';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { Cleanups } from './support/cleanups.js';
@@ -76,21 +77,7 @@ async function answerOf(asking: ResultPromise): Promise<Asked> {
 }
 
 /** Every process below the producer, first the worker. */
-function workerPids(): number[] {
-  const parents = readdirSync('/proc')
-    .filter((name) => /^\d+$/.test(name))
-    .flatMap((name) => {
-      try {
-        const stat = readFileSync(`/proc/${name}/stat`, 'utf8');
-        return [{ pid: Number(name), parent: Number(stat.slice(stat.lastIndexOf(')') + 2).split(' ')[1]) }];
-      } catch {
-        return [];
-      }
-    });
-  const below = (pid: number): number[] =>
-    parents.filter(({ parent }) => parent === pid).flatMap((child) => [child.pid, ...below(child.pid)]);
-  return below(dev.ready.pids.producer);
-}
+const workerPids = (): number[] => processesBelow(dev.ready.pids.producer);
 
 /** The producer takes requests again, without anybody's help. */
 async function recovered(): Promise<void> {

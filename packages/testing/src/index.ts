@@ -10,6 +10,7 @@ export {
 export { needleDocument, type NeedleDocument, type NeedleDocumentOptions } from './documents.js';
 export { FaultProxy, type ConnectionFaults, type FaultProxyOptions } from './fault-proxy.js';
 export { type ByteRange, type Faults } from './faults.js';
+export { cpuSeconds, processesBelow, treeCpuSeconds } from './process-tree.js';
 export { Random } from './random.js';
 export { statesTable, type StatesCell } from './states-table.js';
 export { TinyModel, type TinyModelOptions } from './tiny-models/index.js';
