@@ -55,15 +55,17 @@ export class ProducerProcess {
     const sealed: SealedTransfer[] = [];
     const log: string[] = [];
     createInterface({ input: child.stderr }).on('line', (line) => {
-      const entry = JSON.parse(line) as { msg?: string };
       log.push(line);
-      if (entry.msg === 'transfer sealed') sealed.push(entry as unknown as SealedTransfer);
+      const entry = entryOf(line);
+      if (entry?.msg === 'transfer sealed') sealed.push(entry as SealedTransfer & { msg: string });
     });
     const lines = new Lines(child.stdout, () => log.slice(-5).join('\n'));
-    for (;;) {
-      const { ready, address } = JSON.parse(await lines.next()) as { ready?: true; address: string };
-      if (ready) return new ProducerProcess(child, address, sealed, stagingFile);
-    }
+    return stoppedOnFailure(child, async () => {
+      for (;;) {
+        const { ready, address } = JSON.parse(await lines.next()) as { ready?: true; address: string };
+        if (ready) return new ProducerProcess(child, address, sealed, stagingFile);
+      }
+    });
   }
 
   /** What the log says of the transfers that ended since it was last asked. */
@@ -81,8 +83,7 @@ export class ProducerProcess {
   }
 
   stop(): Promise<void> {
-    this.#child.kill('SIGTERM');
-    return gone(this.#child);
+    return terminate(this.#child);
   }
 }
 
@@ -106,10 +107,12 @@ export class PlainEngine {
       stdio: ['pipe', 'pipe', 'ignore'],
       env,
     });
-    const engine = new PlainEngine(child, child.stdout, child.stdin);
-    child.stdin.write(`${JSON.stringify(plainSettings())}\n`);
-    await engine.#lines.next();
-    return engine;
+    return stoppedOnFailure(child, async () => {
+      const engine = new PlainEngine(child, child.stdout, child.stdin);
+      child.stdin.write(`${JSON.stringify(plainSettings())}\n`);
+      await engine.#lines.next();
+      return engine;
+    });
   }
 
   /** Milliseconds until the prompt is computed. */
@@ -166,6 +169,30 @@ class Lines {
     if (found === null || found.done === true) throw new Error(this.#why());
     return found.value;
   }
+}
+
+/** What a line of a log says; null for what is no entry, as the warnings that Node.js prints. */
+function entryOf(line: string): { msg?: string } | null {
+  try {
+    return JSON.parse(line) as { msg?: string } | null;
+  } catch {
+    return null;
+  }
+}
+
+/** Starts what runs in a process, which does not outlive a start that fails. */
+async function stoppedOnFailure<T>(child: ChildProcess, start: () => Promise<T>): Promise<T> {
+  try {
+    return await start();
+  } catch (error) {
+    await terminate(child);
+    throw error;
+  }
+}
+
+function terminate(child: ChildProcess): Promise<void> {
+  child.kill('SIGTERM');
+  return gone(child);
 }
 
 async function gone(child: ChildProcess): Promise<void> {
