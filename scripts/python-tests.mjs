@@ -46,6 +46,9 @@ function python(name, args) {
     maxBuffer: 1 << 28,
     stdio: ['ignore', 'pipe', 'inherit'],
   });
-  process.stdout.write(result.stdout.slice(-20_000));
-  return result;
+  // What could not be started, or printed too much, may have printed nothing.
+  if (result.error !== undefined) process.stderr.write(`${result.error.message}\n`);
+  const stdout = result.stdout ?? '';
+  process.stdout.write(stdout.slice(-20_000));
+  return { status: result.status, stdout };
 }

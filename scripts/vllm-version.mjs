@@ -43,14 +43,17 @@ async function install() {
 
 function tests(name, args) {
   say(`python: ${name}`);
-  const { stdout, status } = spawnSync(python, ['-B', '-m', 'pytest', '-q', '-p', 'no:cacheprovider', ...args], {
+  const { error, stdout, status } = spawnSync(python, ['-B', '-m', 'pytest', '-q', '-p', 'no:cacheprovider', ...args], {
     cwd: PACKAGE,
     encoding: 'utf8',
     maxBuffer: 1 << 28,
     stdio: ['ignore', 'pipe', 'inherit'],
   });
-  process.stdout.write(stdout.slice(-20_000));
-  const number = (pattern) => Number(pattern.exec(stdout)?.[1] ?? 0);
+  // What could not be started, or printed too much, may have printed nothing.
+  if (error !== undefined) process.stderr.write(`${error.message}\n`);
+  const text = stdout ?? '';
+  process.stdout.write(text.slice(-20_000));
+  const number = (pattern) => Number(pattern.exec(text)?.[1] ?? 0);
   passed += number(/(\d+) passed/);
   failed += Math.max(number(/(\d+) failed/) + number(/(\d+) errors?/), status === 0 ? 0 : 1);
 }
