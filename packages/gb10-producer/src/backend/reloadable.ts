@@ -28,6 +28,8 @@ export class ReloadableBackend implements PrefillBackend {
   readonly #open: OpenBackend;
   #description: BackendDescription;
   #engine: PrefillBackend | null;
+  /** Its closing has failed, or is under way. */
+  #unclosed: PrefillBackend | null = null;
 
   private constructor(open: OpenBackend, description: BackendDescription, engine: PrefillBackend | null) {
     this.#open = open;
@@ -91,13 +93,18 @@ export class ReloadableBackend implements PrefillBackend {
     }
     this.#description = descriptionOf(engine);
     this.#engine = engine;
+    this.#unclosed = null;
   }
 
-  /** Cancels what runs. The engine's memory is free when this resolves. */
+  /**
+   * Cancels what runs. The engine's memory is free when this resolves.
+   * @throws why it is not; unloading once more tries again
+   */
   async unload(): Promise<void> {
-    const engine = this.#engine;
+    this.#unclosed = this.#engine ?? this.#unclosed;
     this.#engine = null;
-    await engine?.close();
+    await this.#unclosed?.close();
+    this.#unclosed = null;
   }
 
   close(): Promise<void> {

@@ -16,6 +16,7 @@ export async function recordWorker(file: string, pid: number): Promise<void> {
 /**
  * Ends the worker of a producer that was killed. It ends by itself, but a little later, and not at all when it hangs; two
  * of them have no room in the memory of a GB10.
+ * @throws StuckGroupError when it cannot be killed
  */
 export async function endLeftover(file: string, logger: Logger): Promise<void> {
   const record = recordSchema.safeParse(await readJson(file));

@@ -3,6 +3,7 @@ import type { Logger } from '@muser/service-kit';
 
 import { orAborted, pause } from '../abort.js';
 import type { BackendHealth } from '../backend/backend.js';
+import { groupLives, StuckGroupError } from './process-group.js';
 import type { EndCause, VllmWorker, WorkerEnd } from './worker.js';
 
 /**
@@ -47,6 +48,8 @@ export class WorkerSupervisor {
   #unloading: Promise<void> = Promise.resolve();
   /** The start or restart under way. */
   #loading: Promise<void> | null = null;
+  /** Something of an earlier worker could not be killed, so no other one may start. */
+  #stuck: StuckGroupError | null = null;
 
   private constructor(options: SupervisorOptions) {
     this.#options = options;
@@ -103,6 +106,7 @@ export class WorkerSupervisor {
     }
   }
 
+  /** Resolves when nothing of a worker is left. @throws StuckGroupError when that cannot be reached */
   async close(): Promise<void> {
     this.#turn('closed', 'the producer is closing');
     this.#stop.abort(new MuserError('CANCELLED', 'the producer is closing'));
@@ -110,6 +114,7 @@ export class WorkerSupervisor {
     await Promise.all([this.#loading, this.#unloading]);
     await this.#worker?.close();
     this.#worker = null;
+    if (this.#stuck !== null && groupLives(this.#stuck.leader)) throw this.#stuck;
   }
 
   #adopt(worker: VllmWorker): void {
@@ -131,6 +136,8 @@ export class WorkerSupervisor {
   }
 
   async #recover(end: WorkerEnd): Promise<void> {
+    // Also while closing, so that nobody takes its memory for free.
+    if (end.error instanceof StuckGroupError) this.#stuck = end.error;
     if (this.#stop.signal.aborted) return;
     const { cause, error, permanent } = end;
     const nowMs = performance.now();
@@ -151,23 +158,21 @@ export class WorkerSupervisor {
 
   async #startAgain(reason: string, pauseMs: number): Promise<void> {
     await Promise.all([pause(pauseMs, this.#stop.signal), this.#unloading]);
-    if (this.#stop.signal.aborted) return;
+    if (this.#stop.signal.aborted || this.#stuck !== null) return;
     try {
       this.#reason = `${reason}; a new worker is starting`;
       const worker = await this.#options.start(this.#stop.signal);
       if (this.#stop.signal.aborted) await worker.close();
       else this.#adopt(worker);
     } catch (thrown) {
-      const error = toMuserError(thrown, 'ENGINE_FAILED');
-      const permanent = PERMANENT.has(error.code);
-      await this.#recover({ cause: permanent ? 'refused' : (CAUSES[error.code] ?? 'died'), error, permanent });
+      await this.#recover(endOfStart(toMuserError(thrown, 'ENGINE_FAILED')));
     }
   }
 
   #giveUp({ cause, error }: WorkerEnd, failures: number | null): void {
     const advice =
       failures === null
-        ? 'correct that and restart the producer'
+        ? `${ADVICE[cause]} and restart the producer`
         : `${failures} failures within an hour are too many to go on: ${ADVICE[cause]}; then restart the producer ` +
           '(power-cycle a GB10 whose memory does not come back)';
     this.#turn('error', `${error.message}; ${advice}`);
@@ -211,7 +216,9 @@ export class WorkerSupervisor {
     this.#turn('unloaded', 'the model is unloaded');
     this.#options.logger.info('the vLLM worker is unloaded: there was nothing to do');
     // A request that comes now must not start a second worker beside one that still holds its memory.
-    this.#unloading = worker.close();
+    this.#unloading = worker.close().catch((thrown: unknown) => {
+      return this.#recover(endOfStart(toMuserError(thrown, 'ENGINE_FAILED')));
+    });
   }
 
   #clearIdleTimer(): void {
@@ -230,6 +237,7 @@ const ADVICE: Readonly<Record<EndCause, string>> = {
   broken: 'report it with the log of the producer',
   refused: 'correct what it names',
   late: 'the log of the producer says how far it came; raise vllm.startLimitMs if it only needs more time',
+  stuck: "look in the kernel's log for what it waits for (power-cycle a GB10 whose driver hangs)",
 };
 
 /** What a start failed with, as the causes of ends. */
@@ -240,3 +248,10 @@ const CAUSES: Readonly<Partial<Record<ErrorCode, EndCause>>> = {
 
 /** A start that failed so would fail again. */
 const PERMANENT: ReadonlySet<string> = new Set(['CONFIG_INVALID', 'MODEL_UNSUPPORTED', 'MODEL_MISMATCH']);
+
+/** How a start that failed is counted. */
+function endOfStart(error: MuserError): WorkerEnd {
+  if (error instanceof StuckGroupError) return { cause: 'stuck', error, permanent: true };
+  const permanent = PERMANENT.has(error.code);
+  return { cause: permanent ? 'refused' : (CAUSES[error.code] ?? 'died'), error, permanent };
+}

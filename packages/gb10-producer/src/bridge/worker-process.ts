@@ -70,7 +70,10 @@ export class WorkerProcess {
     });
   }
 
-  /** @throws MuserError ENGINE_FAILED when the interpreter cannot be started, UNAVAILABLE when `workerFile` cannot be written */
+  /**
+   * @throws MuserError ENGINE_FAILED when the interpreter cannot be started, UNAVAILABLE when `workerFile` cannot be
+   * written, StuckGroupError when an earlier worker cannot be ended
+   */
   static async start(options: WorkerProcessOptions): Promise<WorkerProcess> {
     const { python, args, settings, workerFile, logger } = options;
     if (workerFile !== null) await endLeftover(workerFile, logger);
@@ -121,17 +124,19 @@ export class WorkerProcess {
     return { reason, outOfMemory, lastLine: this.#lines.last };
   }
 
-  /** Asks it to end; kills the whole group when it has not within `graceMs`. Returns when nothing of it is left. */
+  /**
+   * Asks it to end; kills the whole group when it has not within `graceMs`. Returns when nothing of it is left.
+   * @throws StuckGroupError when it cannot be killed
+   */
   async stop(graceMs: number): Promise<void> {
     this.#closeInput();
     await Promise.race([this.ended, delay(graceMs, undefined, { ref: false })]);
     await this.kill();
   }
 
-  /** Ends the whole group and waits until it is gone. */
+  /** Ends the whole group and waits until it is gone. @throws StuckGroupError when it cannot be killed */
   async kill(): Promise<void> {
-    await killGroup(this.pid);
-    this.#closeInput();
+    await killGroup(this.pid).finally(this.#closeInput);
   }
 }
 

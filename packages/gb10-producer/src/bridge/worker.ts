@@ -5,6 +5,7 @@ import type { Logger } from '@muser/service-kit';
 
 import { orAborted, orLate } from '../abort.js';
 import type { FrameConnection } from './connection.js';
+import { groupLives, StuckGroupError } from './process-group.js';
 import { RankLink } from './rank-link.js';
 import type {
   ChunkHeader,
@@ -30,11 +31,12 @@ const EXPLAIN_MS = 1_000;
 const EXPLAIN_START_MS = 10_000;
 
 /**
- * Why a worker ended. closed: we asked for it. died: its process, or its engine, ended by itself. hung: no sign of life.
- * out-of-memory: it died and said so, or the kernel killed for want of memory. broken: it closed or misused a socket.
- * refused: it said that it cannot serve. late: its start took longer than its limit.
+ * Why a worker ended. closed: we asked for it. died: its process, its engine or a rank ended by itself. hung: no sign of life.
+ * out-of-memory: it died and said so, or the kernel killed for want of memory. broken: it misused a socket.
+ * refused: it said that it cannot serve. late: its start took longer than its limit. stuck: whatever the reason was, its
+ * processes could not be killed.
  */
-export type EndCause = 'closed' | 'died' | 'hung' | 'out-of-memory' | 'broken' | 'refused' | 'late';
+export type EndCause = 'closed' | 'died' | 'hung' | 'out-of-memory' | 'broken' | 'refused' | 'late' | 'stuck';
 
 export interface WorkerEnd {
   readonly cause: EndCause;
@@ -82,7 +84,7 @@ export class VllmWorker {
 
   /**
    * Resolves when the worker has passed its self-test and every rank is connected. After a failure nothing of it runs.
-   * @throws MuserError why it did not start, or the signal's reason
+   * @throws MuserError why it did not start, or the signal's reason; StuckGroupError when something of it still runs
    */
   static async start(options: WorkerOptions, listener: WorkerListener, signal: AbortSignal): Promise<VllmWorker> {
     signal.throwIfAborted();
@@ -108,7 +110,7 @@ export class VllmWorker {
     return this.#lifetime.failed;
   }
 
-  /** Resolves when nothing of the worker is left, so that its memory is free. */
+  /** Resolves (never rejects) when nothing of the worker is left, so that its memory is free, or when it is stuck. */
   get ended(): Promise<WorkerEnd> {
     return this.#lifetime.ended;
   }
@@ -149,7 +151,10 @@ export class VllmWorker {
     this.#lifetime.endHung(symptom);
   }
 
-  /** Asks it to end, ends it when it does not, and waits until nothing of it is left. */
+  /**
+   * Asks it to end, ends it when it does not, and waits until nothing of it is left.
+   * @throws StuckGroupError when it cannot be killed
+   */
   close(): Promise<void> {
     return this.#lifetime.close();
   }
@@ -227,7 +232,8 @@ class Lifetime {
   async close(): Promise<void> {
     if (this.#end === null) this.send('shutdown', {});
     this.end({ cause: 'closed', error: new MuserError('CANCELLED', 'the vLLM worker is closed'), permanent: false });
-    await this.ended;
+    const { error } = await this.ended;
+    if (error instanceof StuckGroupError && groupLives(error.leader)) throw error;
   }
 
   endHung(symptom: string): void {
@@ -245,11 +251,19 @@ class Lifetime {
     void this.#cleanUp(end);
   }
 
+  /** Whatever fails here, `ended` resolves: whoever waits for it would wait for ever. */
   async #cleanUp(end: WorkerEnd): Promise<void> {
-    if (end.cause === 'closed') await this.#process?.stop(CLOSE_GRACE_MS);
-    else await this.#process?.kill();
-    await this.#server?.close();
-    this.#hasEnded(end);
+    const { logger } = this.#options;
+    const stopping = end.cause === 'closed' ? this.#process?.stop(CLOSE_GRACE_MS) : this.#process?.kill();
+    const [stopped] = await Promise.allSettled([stopping]);
+    const [closed] = await Promise.allSettled([this.#server?.close()]);
+    if (closed.status === 'rejected')
+      logger.warn({ err: closed.reason as unknown }, "the bridge's folder is left behind");
+    if (stopped.status === 'fulfilled') return this.#hasEnded(end);
+    const reason: unknown = stopped.reason;
+    const error = reason instanceof StuckGroupError ? reason : new StuckGroupError(this.pid, reason);
+    logger.error({ workerPid: this.pid, reason: error.message }, 'the vLLM worker cannot be killed');
+    this.#hasEnded({ cause: 'stuck', error, permanent: true });
   }
 
   #explainDeath({ reason, outOfMemory, lastLine }: ProcessEnd): void {
@@ -283,7 +297,8 @@ class Lifetime {
       if (last.outOfMemory) return this.#explainDeath(last);
     }
     this.end({
-      cause: 'broken',
+      // A rank or an engine that has died closes its link, and the worker may hear of it late.
+      cause: connection.endedByPeer ? 'died' : 'broken',
       error: new MuserError('ENGINE_FAILED', `the vLLM worker ${message}`, { cause: error }),
       permanent: false,
     });
