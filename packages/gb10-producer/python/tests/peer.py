@@ -107,6 +107,7 @@ class Peer:
         self.ends: dict[str, int] = {}
         self.control: Any = None
         self.data: Any = None
+        self.spawned = False
         self._reads = 0
         self._ids = 0
 
@@ -118,6 +119,7 @@ class Peer:
         return listener
 
     def spawn(self) -> None:
+        self.spawned = True
         package = str(Path(__file__).parents[1])
         environment = {"VLLM_LOGGING_LEVEL": "WARNING", **os.environ, "PYTHONPATH": package}
         with self.log.open("wb") as log:
@@ -151,7 +153,8 @@ class Peer:
         raise AssertionError(f"nobody dialled {name}.sock\n{self.log_text()}")
 
     def start(self) -> dict[str, Any]:
-        self.spawn()
+        if not self.spawned:
+            self.spawn()
         self.control, _ = self.accept("control")
         self.data, self.hello = self.accept("data")
         self.ready = self.next_control("ready").header

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import struct
+from collections.abc import Iterator
 
 import pytest
 import reference
@@ -14,57 +15,48 @@ pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture
-def worker() -> Peer:
-    return Peer()
+def fresh() -> Iterator[Peer]:
+    """Not spawned yet."""
+    peer = Peer()
+    yield peer
+    peer.cleanup()
 
 
 def test_the_producer_is_gone(worker: Peer) -> None:
     """Sockets close, as by kill -9, while a prefill runs. Standard input stays open: it must not be needed."""
-    try:
-        worker.start()
-        pids = worker.descendants()
-        worker.send_prefill(reference.prompt(4000, seed=1))
-        assert worker.next_data().kind == "chunk"
-        worker.data.close()
-        worker.control.close()
-        worker.wait_gone(pids, 60)
-    finally:
-        worker.cleanup()
+    worker.start()
+    pids = worker.descendants()
+    worker.send_prefill(reference.prompt(4000, seed=1))
+    assert worker.next_data().kind == "chunk"
+    worker.data.close()
+    worker.control.close()
+    worker.wait_gone(pids, 60)
 
 
 def test_garbage_on_the_data_link(worker: Peer) -> None:
-    try:
-        worker.start()
-        pids = worker.descendants()
-        worker.data.socket.sendall(struct.pack("<I", 2**31))
-        assert worker.process.wait(60) == 1
-        worker.wait_gone(pids, 60)
-    finally:
-        worker.cleanup()
+    worker.start()
+    pids = worker.descendants()
+    worker.data.socket.sendall(struct.pack("<I", 2**31))
+    assert worker.process.wait(60) == 1
+    worker.wait_gone(pids, 60)
 
 
 def test_garbage_on_the_control_link(worker: Peer) -> None:
-    try:
-        worker.start()
-        pids = worker.descendants()
-        worker.control.socket.sendall(struct.pack("<I", 16) + b"\xff" * 16)
-        assert worker.process.wait(60) == 1
-        worker.wait_gone(pids, 60)
-    finally:
-        worker.cleanup()
+    worker.start()
+    pids = worker.descendants()
+    worker.control.socket.sendall(struct.pack("<I", 16) + b"\xff" * 16)
+    assert worker.process.wait(60) == 1
+    worker.wait_gone(pids, 60)
 
 
-def test_sigterm_while_it_starts(worker: Peer) -> None:
-    try:
-        worker.spawn()
-        worker.control, _ = worker.accept("control")
-        worker.data, _ = worker.accept("data")
-        pids = worker.descendants()
-        os.kill(worker.process.pid, signal.SIGTERM)
-        assert worker.process.wait(60) == 0
-        worker.wait_gone(pids, 60)
-    finally:
-        worker.cleanup()
+def test_sigterm_while_it_starts(fresh: Peer) -> None:
+    fresh.spawn()
+    fresh.control, _ = fresh.accept("control")
+    fresh.data, _ = fresh.accept("data")
+    pids = fresh.descendants()
+    os.kill(fresh.process.pid, signal.SIGTERM)
+    assert fresh.process.wait(60) == 0
+    fresh.wait_gone(pids, 60)
 
 
 def test_a_model_that_is_not_there_is_refused() -> None:
@@ -89,30 +81,24 @@ def test_settings_that_are_not_valid_end_it_at_once() -> None:
 
 
 @pytest.mark.parametrize("moment", ["import", "engine"])
-def test_the_producer_is_gone_while_it_starts(worker: Peer, moment: str) -> None:
-    """By kill -9: the kernel closes standard input and both sockets. An engine on a GB10 starts for minutes, with all of
-    the memory, so the worker may not wait for it."""
-    try:
-        worker.spawn()
-        worker.control, _ = worker.accept("control")
-        pids = worker.descendants()
-        if moment == "engine":
-            pids = worker.wait_for_child()
-        worker.close_all()
-        assert worker.process.wait(20) == 0
-        worker.wait_gone(pids, 5)
-    finally:
-        worker.cleanup()
+def test_the_producer_is_gone_while_it_starts(fresh: Peer, moment: str) -> None:
+    """By kill -9: the kernel closes standard input and both sockets. An engine on a GB10 starts for minutes, with all
+    of the memory, so the worker may not wait for it."""
+    fresh.spawn()
+    fresh.control, _ = fresh.accept("control")
+    pids = fresh.descendants()
+    if moment == "engine":
+        pids = fresh.wait_for_child()
+    fresh.close_all()
+    assert fresh.process.wait(20) == 0
+    fresh.wait_gone(pids, 5)
 
 
 def test_the_worker_is_killed_together_with_the_producer(worker: Peer) -> None:
     """Nobody is left who could end the engine: it has to notice by itself."""
-    try:
-        worker.start()
-        pids = worker.descendants()
-        assert len(pids) > 1
-        worker.process.kill()
-        worker.close_all()
-        worker.wait_gone(pids, 30)
-    finally:
-        worker.cleanup()
+    worker.start()
+    pids = worker.descendants()
+    assert len(pids) > 1
+    worker.process.kill()
+    worker.close_all()
+    worker.wait_gone(pids, 30)
