@@ -112,7 +112,7 @@ export class WorkerSupervisor {
     this.#stop.abort(new MuserError('CANCELLED', 'the producer is closing'));
     this.#clearIdleTimer();
     await Promise.all([this.#loading, this.#unloading]);
-    await this.#worker?.close();
+    if (this.#worker !== null) await this.#endWorker(this.#worker);
     this.#worker = null;
     if (this.#stuck !== null && groupLives(this.#stuck.leader)) throw this.#stuck;
   }
@@ -165,7 +165,7 @@ export class WorkerSupervisor {
       if (this.#stop.signal.aborted) await worker.close();
       else this.#adopt(worker);
     } catch (thrown) {
-      await this.#recover(endOfStart(toMuserError(thrown, 'ENGINE_FAILED')));
+      await this.#recover(endOf(toMuserError(thrown, 'ENGINE_FAILED')));
     }
   }
 
@@ -216,9 +216,12 @@ export class WorkerSupervisor {
     this.#turn('unloaded', 'the model is unloaded');
     this.#options.logger.info('the vLLM worker is unloaded: there was nothing to do');
     // A request that comes now must not start a second worker beside one that still holds its memory.
-    this.#unloading = worker.close().catch((thrown: unknown) => {
-      return this.#recover(endOfStart(toMuserError(thrown, 'ENGINE_FAILED')));
-    });
+    this.#unloading = this.#endWorker(worker);
+  }
+
+  /** Never rejects. */
+  async #endWorker(worker: VllmWorker): Promise<void> {
+    await worker.close().catch((thrown: unknown) => this.#recover(endOf(toMuserError(thrown, 'ENGINE_FAILED'))));
   }
 
   #clearIdleTimer(): void {
@@ -249,8 +252,8 @@ const CAUSES: Readonly<Partial<Record<ErrorCode, EndCause>>> = {
 /** A start that failed so would fail again. */
 const PERMANENT: ReadonlySet<string> = new Set(['CONFIG_INVALID', 'MODEL_UNSUPPORTED', 'MODEL_MISMATCH']);
 
-/** How a start that failed is counted. */
-function endOfStart(error: MuserError): WorkerEnd {
+/** How it is counted that a worker did not start, or could not be ended. */
+function endOf(error: MuserError): WorkerEnd {
   if (error instanceof StuckGroupError) return { cause: 'stuck', error, permanent: true };
   const permanent = PERMANENT.has(error.code);
   return { cause: permanent ? 'refused' : (CAUSES[error.code] ?? 'died'), error, permanent };
