@@ -12,7 +12,7 @@ import type { PrefillBackend } from '../src/backend/backend.js';
 import { openBackend } from '../src/backend/open-backend.js';
 import { producerConfigSchema, VLLM_PYTHON } from '../src/config.js';
 import { Decoder } from '../src/qualify/decoder.js';
-import { prefillRows, type PromptRows } from '../src/qualify/prompt-rows.js';
+import { prefillRows, type PromptRows } from '../src/rows/prompt-rows.js';
 import { promptTokens } from './support/rows.js';
 
 const START_LIMIT_MS = 300_000;

@@ -5,10 +5,10 @@ import { join } from 'node:path';
 import type { Geometry } from '@muser/protocol';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 
-import { withinLimit } from '../src/qualify/deadline.js';
+import { withinLimit } from '../src/deadline.js';
 import { figuresOf, worseOf } from '../src/qualify/figures.js';
-import { PromptRows } from '../src/qualify/prompt-rows.js';
-import { frequencies, likelyBase, rotated } from '../src/qualify/rotation.js';
+import { PromptRows } from '../src/rows/prompt-rows.js';
+import { frequencies, likelyBase, rotated } from '../src/rows/rotation.js';
 import { checkpointWeights, ggufWeights } from '../src/qualify/weights.js';
 
 const failure = (code: string): Error => expect.objectContaining({ code }) as Error;
@@ -106,9 +106,12 @@ describe('rows of a prompt', () => {
   it('must all be there, once', () => {
     const rows = new PromptRows(geometry, 'f16', 5);
     expect(() => rows.requireComplete()).toThrow(failure('RANGE_VIOLATION'));
-    const twice = whole();
-    twice.put(1, 'k', 4, bytes(1));
-    expect(() => twice.requireComplete()).toThrow(failure('RANGE_VIOLATION'));
+    expect(() => whole().put(1, 'k', 4, bytes(1))).toThrow(failure('RANGE_VIOLATION'));
+    // One twice and one missing are as many as there should be.
+    rows.put(1, 'k', 0, bytes(2));
+    expect(() => rows.put(1, 'k', 1, bytes(3))).toThrow(failure('RANGE_VIOLATION'));
+    rows.put(1, 'k', 2, bytes(2));
+    expect(() => rows.requireComplete()).toThrow(failure('RANGE_VIOLATION'));
   });
 
   it.each([0x7c00, 0xfc00, 0x7e00])('must be finite: not %i', (value) => {

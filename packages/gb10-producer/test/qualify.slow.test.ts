@@ -19,7 +19,7 @@ import { producerConfigSchema, VLLM_PYTHON } from '../src/config.js';
 import { compareRows } from '../src/qualify/compare.js';
 import { Decoder } from '../src/qualify/decoder.js';
 import { kindsBeyond, limitsOf } from '../src/qualify/judge.js';
-import { prefillRows, type PromptRows } from '../src/qualify/prompt-rows.js';
+import { prefillRows, type PromptRows } from '../src/rows/prompt-rows.js';
 import { qualificationPrompts, type QualificationPrompt } from '../src/qualify/prompts.js';
 import { qualify } from '../src/qualify/qualify.js';
 import { thresholdsFor } from '../src/qualify/thresholds.js';

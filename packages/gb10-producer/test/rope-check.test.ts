@@ -2,11 +2,11 @@ import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
-import type { Geometry } from '@muser/protocol';
+import { type Geometry, MuserError } from '@muser/protocol';
 import { TinyModel, type TinyModelOptions } from '@muser/testing';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 
-import type { PrefillBackend } from '../src/backend/backend.js';
+import type { PrefillBackend, PrefillRun, PrefillTask } from '../src/backend/backend.js';
 import { LlamaBackend } from '../src/backend/llama.js';
 import { checkRope } from '../src/backend/rope-check.js';
 import { MUSE_NANO } from './support/model.js';
@@ -49,6 +49,27 @@ class Lying extends SharedBackend {
   }
 }
 
+/** A backend that refuses its first prefills, as vLLM refuses places for images. */
+class Refusing extends SharedBackend {
+  readonly asked: (number | undefined)[] = [];
+  readonly #backend: PrefillBackend;
+  readonly #error: MuserError;
+  readonly #times: number;
+
+  constructor(backend: PrefillBackend, error: MuserError, times: number) {
+    super(backend);
+    this.#backend = backend;
+    this.#error = error;
+    this.#times = times;
+  }
+
+  override prefill(task: PrefillTask): PrefillRun {
+    this.asked.push(task.tokens[0]);
+    if (this.asked.length <= this.#times) throw this.#error;
+    return this.#backend.prefill(task);
+  }
+}
+
 const signal = new AbortController().signal;
 
 describe('checkRope', () => {
@@ -77,6 +98,25 @@ describe('checkRope', () => {
           message: expect.stringMatching(reason) as string,
         });
       }
+    } finally {
+      await backend.close();
+    }
+  });
+});
+
+describe('the token that is tried', () => {
+  it('is another one when the engine refuses it, but not without end, and not for another error', async () => {
+    const backend = await open(MUSE_NANO);
+    const refusal = new MuserError('INVALID_REQUEST', 'image and video input cannot be prefilled here');
+    const failure = new MuserError('ENGINE_FAILED', 'broken');
+    try {
+      const once = new Refusing(backend, refusal, 1);
+      await checkRope(once, signal);
+      expect(new Set(once.asked).size).toBe(2);
+      await expect(checkRope(new Refusing(backend, refusal, 99), signal)).rejects.toBe(refusal);
+      const broken = new Refusing(backend, failure, 1);
+      await expect(checkRope(broken, signal)).rejects.toBe(failure);
+      expect(broken.asked).toHaveLength(1);
     } finally {
       await backend.close();
     }

@@ -1,13 +1,17 @@
 import { type Geometry, MuserError } from '@muser/protocol';
 
-import { prefillRows, type PromptRows } from '../qualify/prompt-rows.js';
-import { frequencies, rotated } from '../qualify/rotation.js';
+import { type Prefilled, prefillRows, type PromptRows } from '../rows/prompt-rows.js';
+import { frequencies, rotated } from '../rows/rotation.js';
 import type { PrefillBackend } from './backend.js';
 
 /** As many positions as tell one RoPE base from another; fewer than a window of any real model. */
 const TOKENS = 97;
 /** Root of the mean square, relative. bf16 stays below 0.03; another base, order or part of a head is at 0.3 and more. */
 const TOLERANCE = 0.1;
+/** One small prefill by an engine that has just done one of its own. */
+const LIMIT_MS = 120_000;
+/** Tokens to try, as parts of the vocabulary: one may be a place for an image, which vLLM takes for what it is. */
+const TRIED = [1 / 2, 1 / 3, 2 / 3, 1 / 5];
 
 /**
  * Prefills one token over and over. Whatever a layer does, every position then has the same K but for RoPE, so the rows
@@ -18,8 +22,7 @@ const TOLERANCE = 0.1;
  */
 export async function checkRope(backend: PrefillBackend, signal: AbortSignal): Promise<void> {
   const { geometry } = backend.model;
-  const tokens = new Uint32Array(Math.min(TOKENS, backend.limits.maxPromptTokens)).fill(geometry.vocabularySize >> 1);
-  const { rows } = await prefillRows(backend, tokens, { cacheScope: 'rope-check', signal });
+  const { rows } = await prefillOneToken(backend, signal);
   for (const [layer, kind] of geometry.layers.entries()) {
     const turns = geometry.ropeLayers === 'all' || kind === 'window';
     const distance = distanceFromTurned(rows, layer, turns ? geometry.ropeBase : null);
@@ -32,6 +35,23 @@ export async function checkRope(backend: PrefillBackend, signal: AbortSignal): P
       `K of layer ${layer} ${what}: it is off by ${distance.toFixed(2)}, so this engine has another form of RoPE`,
     );
   }
+}
+
+/** Takes another token when the engine refuses one. */
+async function prefillOneToken(backend: PrefillBackend, signal: AbortSignal): Promise<Prefilled> {
+  const { model, limits } = backend;
+  const tokens = new Uint32Array(Math.min(TOKENS, limits.maxPromptTokens));
+  let refusal: unknown;
+  for (const part of TRIED) {
+    tokens.fill(Math.floor(part * model.geometry.vocabularySize));
+    try {
+      return await prefillRows(backend, tokens, { cacheScope: 'rope-check', signal, limitMs: LIMIT_MS });
+    } catch (error) {
+      if (!(error instanceof MuserError) || error.code !== 'INVALID_REQUEST') throw error;
+      refusal = error;
+    }
+  }
+  throw refusal;
 }
 
 /** How far a layer's K is from its own first row, turned on by each row's distance from it. */

@@ -1,7 +1,7 @@
 import type { KvKind } from '@muser/protocol';
 
 import { type Figures, figuresOf, worseOf } from './figures.js';
-import type { PromptRows, RowSpan } from './prompt-rows.js';
+import type { PromptRows, RowSpan } from '../rows/prompt-rows.js';
 
 /** One layer's rows of two engines, the producer's against the reference's. */
 export interface LayerFigures {

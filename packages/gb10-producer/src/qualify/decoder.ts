@@ -1,8 +1,8 @@
 import { Engine, GREEDY, type Model, type Sequence } from '@muser/metal';
 import { fromEngineError } from '@muser/protocol';
 
-import { withinLimit } from './deadline.js';
-import type { PromptRows } from './prompt-rows.js';
+import { withinLimit } from '../deadline.js';
+import type { PromptRows } from '../rows/prompt-rows.js';
 
 /** Rows that are installed at once, as a transfer's are. */
 const INSTALL_ROWS = 512;

@@ -4,7 +4,7 @@
  */
 import type { Cause } from './record.js';
 import { figuresOf } from './figures.js';
-import { frequencies, likelyBase, rotated } from './rotation.js';
+import { frequencies, likelyBase, rotated } from '../rows/rotation.js';
 import { agrees, putsRight, type Scene } from './scene.js';
 
 export interface Finding {

@@ -5,7 +5,7 @@ import { compareRows, type LayerFigures, worstOf } from './compare.js';
 import { type Decoded, type Decoder, indexOfGreatest } from './decoder.js';
 import { diagnose } from './diagnose.js';
 import { type LayerLimits, limitsOf, kindsBeyond, judge } from './judge.js';
-import { type Prefilled, prefillRows } from './prompt-rows.js';
+import { type Prefilled, prefillRows } from '../rows/prompt-rows.js';
 import type { QualificationPrompt } from './prompts.js';
 import type { CauseRecord, PromptRecord, QualificationRecord, SideRecord } from './record.js';
 import { sceneOf } from './scene.js';

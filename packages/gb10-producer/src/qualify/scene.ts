@@ -2,8 +2,8 @@ import type { Geometry, LayerKind } from '@muser/protocol';
 
 import { commonSpan } from './compare.js';
 import { figuresOf } from './figures.js';
-import type { PromptRows } from './prompt-rows.js';
-import type { RowForm } from './rotation.js';
+import type { PromptRows } from '../rows/prompt-rows.js';
+import type { RowForm } from '../rows/rotation.js';
 
 /** K and V of one layer, the rows of one side. */
 export interface LayerRows {

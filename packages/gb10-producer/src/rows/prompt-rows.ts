@@ -11,7 +11,7 @@ import {
 import { ByteBudget } from '@muser/transport';
 
 import type { PrefillBackend, PrefillChunk } from '../backend/backend.js';
-import { withinLimit } from './deadline.js';
+import { withinLimit } from '../deadline.js';
 
 const STAGING_BYTES = 256 << 20;
 /** A prompt of a few windows, on the slowest machine that is meant. */
@@ -30,7 +30,8 @@ export class PromptRows {
   /** Of the prompt; its last token has none. */
   readonly count: number;
   readonly #tables: ReadonlyMap<string, Uint8Array>;
-  readonly #missing: Map<string, number>;
+  /** Of each table's rows, 1 for those that came. */
+  readonly #present: ReadonlyMap<string, Uint8Array>;
 
   constructor(geometry: Geometry, wireType: WireType, count: number) {
     this.geometry = geometry;
@@ -44,7 +45,7 @@ export class PromptRows {
     this.#tables = new Map(
       names.map(({ layer, kind }) => [`${layer}${kind}`, new Uint8Array(size(layer) * rowBytesOf(geometry))]),
     );
-    this.#missing = new Map(names.map(({ layer, kind }) => [`${layer}${kind}`, size(layer)]));
+    this.#present = new Map(names.map(({ layer, kind }) => [`${layer}${kind}`, new Uint8Array(size(layer))]));
   }
 
   /** The rows of a layer that are kept. */
@@ -53,7 +54,10 @@ export class PromptRows {
     return { start: layers[layer] === 'window' ? Math.max(0, this.count - windowTokens) : 0, end: this.count };
   }
 
-  /** Takes rows from `tokenStart` on, in wire form; those that are not kept are left out. */
+  /**
+   * Takes rows from `tokenStart` on, in wire form; those that are not kept are left out.
+   * @throws MuserError RANGE_VIOLATION when one of them is there already
+   */
   put(layer: number, kind: KvKind, tokenStart: number, bytes: Uint8Array): void {
     const rowBytes = rowBytesOf(this.geometry);
     const { start, end } = this.spanOf(layer);
@@ -61,19 +65,22 @@ export class PromptRows {
     const to = Math.min(end, tokenStart + bytes.length / rowBytes);
     if (to <= from) return;
     const name = `${layer}${kind}`;
+    const present = this.#present.get(name)?.subarray(from - start, to - start);
+    if (present?.includes(1) === true) {
+      throw new MuserError('RANGE_VIOLATION', `rows of layer and kind ${name} in ${from} to ${to - 1} came twice`);
+    }
+    present?.fill(1);
     const part = bytes.subarray((from - tokenStart) * rowBytes, (to - tokenStart) * rowBytes);
     this.#tables.get(name)?.set(part, (from - start) * rowBytes);
-    this.#missing.set(name, (this.#missing.get(name) ?? 0) - (to - from));
   }
 
-  /** @throws MuserError RANGE_VIOLATION when rows did not come, or came twice */
+  /** @throws MuserError RANGE_VIOLATION when rows did not come */
   requireComplete(): void {
-    for (const [name, missing] of this.#missing) {
-      if (missing === 0) continue;
-      throw new MuserError(
-        'RANGE_VIOLATION',
-        `${missing} rows of layer and kind ${name} are missing (less than 0: twice there)`,
-      );
+    for (const [name, present] of this.#present) {
+      const missing = present.indexOf(0);
+      if (missing < 0) continue;
+      const row = this.count - present.length + missing;
+      throw new MuserError('RANGE_VIOLATION', `row ${row} of layer and kind ${name} is missing`);
     }
   }
 
@@ -139,6 +146,8 @@ export interface PrefillOptions {
   /** Rows are reused only between prompts of one scope. */
   readonly cacheScope: string;
   readonly signal: AbortSignal;
+  /** Default: 20 minutes. */
+  readonly limitMs?: number;
 }
 
 /** Prefills a prompt and reads every row that a hand-off of it would carry. @throws MuserError of the engine, or CANCELLED */
@@ -150,8 +159,8 @@ export async function prefillRows(
   const [wireType = 'f16'] = backend.limits.wireTypes;
   const rows = new PromptRows(backend.model.geometry, wireType, tokens.length - 1);
   const what = `the prefill of ${tokens.length} tokens in ${backend.name}`;
-  const run = await withinLimit({ signal: options.signal, limitMs: PREFILL_LIMIT_MS, what }, async (signal) => {
-    const { cacheScope } = options;
+  const { cacheScope, limitMs = PREFILL_LIMIT_MS } = options;
+  const run = await withinLimit({ signal: options.signal, limitMs, what }, async (signal) => {
     const staging = new ByteBudget(STAGING_BYTES);
     const task = { tokens, heldTokens: 0, chunkTokens: 0, wireType, cacheScope, staging, signal };
     const started = backend.prefill(task);
