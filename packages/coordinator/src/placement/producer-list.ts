@@ -3,7 +3,10 @@ import { MAX_PRODUCERS, MIN_PROMPT_TOKENS, type ProducerEntry, type ProducerList
 import type { NodeEntry } from '../nodes/node-state.js';
 import type { TicketBook } from './ticket-book.js';
 
-/** The producers that a decoder with this model fingerprint may know of, each with a ticket and its state. */
+/**
+ * The producers that a decoder with this model fingerprint may know of, each with a ticket and its state; those that are
+ * ready first, so that no others take their places when there are too many for a list.
+ */
 export function producerListFor(options: {
   nodes: readonly NodeEntry[];
   fingerprint: Uint8Array;
@@ -12,7 +15,9 @@ export function producerListFor(options: {
 }): ProducerList {
   const { nodes, fingerprint, tickets, nowMs } = options;
   const producers = nodes.flatMap((node) => entryOf(node, fingerprint, tickets) ?? []);
-  return { coordinatorTimeMs: nowMs, producers: producers.slice(0, MAX_PRODUCERS) };
+  const isReady = ({ state }: ProducerEntry): boolean => state === 'ready';
+  const ordered = [...producers.filter(isReady), ...producers.filter((entry) => !isReady(entry))];
+  return { coordinatorTimeMs: nowMs, producers: ordered.slice(0, MAX_PRODUCERS) };
 }
 
 function entryOf(node: NodeEntry, fingerprint: Uint8Array, tickets: TicketBook): ProducerEntry | null {
