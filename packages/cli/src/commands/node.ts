@@ -16,7 +16,7 @@ const MAX_LIMIT_SECONDS = 3_600;
 
 const EXIT_CODES = `
 Exit codes: 0 done (also when it was so already), 1 it failed or took longer than --timeout, 2 wrong usage, 3 no coordinator
-runs here or it cannot be reached, 130 interrupted by Ctrl-C: that ends the wait, the order stands`;
+runs here or it cannot be reached, 130 interrupted by Ctrl-C: that ends the wait, the order may stand`;
 
 export function registerNode(program: Command): void {
   const node = program.command('node').description('The nodes that the coordinator knows.');

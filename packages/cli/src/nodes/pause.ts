@@ -24,18 +24,19 @@ export async function setPaused(options: PauseOptions): Promise<void> {
   try {
     const client = await connectCoordinator(options.state);
     const { name, nodeId } = await findProducer(client, options.node, interrupts.signal);
+    // From here on nobody can tell whether it has arrived.
     isOrdered = true;
     output.line(`waiting until ${printable(name)} is ${paused ? 'paused' : 'healthy'}`);
     const order = { paused, cancelRunning: options.now, deadlineMs: options.timeoutSeconds * 1000 };
     const { node, raw } = await client.setPaused(nodeId, order, interrupts.signal).catch((error: unknown) => {
-      throw withAdvice(error, name, paused);
+      throw withAdvice(error, nodeId, paused);
     });
     process.stdout.write(`${options.json ? JSON.stringify(raw) : describe(node)}\n`);
   } catch (error) {
     if (options.json && error instanceof CliError) printFailure(error);
     const verb = paused ? 'pauses' : 'resumes';
     if (error instanceof InterruptedError && isOrdered)
-      output.line(`the order stands: the producer ${verb} all the same`);
+      output.line(`the order may stand: the producer ${verb} all the same if it has come there`);
     throw error;
   } finally {
     interrupts.dispose();
@@ -64,10 +65,11 @@ async function findProducer(client: CoordinatorClient, wanted: string, signal: A
   });
 }
 
-function withAdvice(error: unknown, name: string, paused: boolean): unknown {
+/** @param nodeId may be typed as it is; a name may hold blanks and quotes */
+function withAdvice(error: unknown, nodeId: string, paused: boolean): unknown {
   if (!(error instanceof CliError) || error.code !== 'DEADLINE_EXCEEDED') return error;
   const advice = paused
-    ? `It goes on by itself when they have ended; \`muser node pause --now ${name}\` ends them.`
+    ? `It goes on by itself when they have ended; \`muser node pause --now ${nodeId}\` ends them.`
     : 'It goes on by itself; `muser node list` shows when it is healthy.';
   return new CliError(error.exitCode, error.code, error.message, { advice, cause: error });
 }
