@@ -116,7 +116,12 @@ class Probe {
       throw EngineError(ErrorCode::EngineFailed, capture.first_error("llama.cpp could not evaluate a token"));
     }
     std::vector<uint8_t> state(llama_state_seq_get_size_ext(context_.get(), 0, LLAMA_STATE_SEQ_FLAGS_NONE));
-    llama_state_seq_get_data_ext(context_.get(), state.data(), state.size(), 0, LLAMA_STATE_SEQ_FLAGS_NONE);
+    const size_t written =
+        llama_state_seq_get_data_ext(context_.get(), state.data(), state.size(), 0, LLAMA_STATE_SEQ_FLAGS_NONE);
+    if (written != state.size()) {
+      throw EngineError(ErrorCode::EngineFailed, "llama.cpp wrote " + std::to_string(written) + " bytes of a state of " +
+                                                     std::to_string(state.size()));
+    }
     llama_memory_seq_rm(llama_get_memory(context_.get()), 0, -1, -1);
     return state;
   }
