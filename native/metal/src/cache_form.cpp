@@ -96,10 +96,11 @@ class Probe {
     parameters.cb_eval_user_data = &watch_;
     LogCapture capture;
     context_.reset(llama_init_from_model(model, parameters));
-    if (!context_) {
-      throw EngineError(ErrorCode::OutOfMemory, capture.first_error("llama.cpp could not make a context"));
-    }
+    if (!context_) failure_ = capture.first_error("llama.cpp could not make a context");
   }
+
+  /// Why there is no context, mostly for want of memory; empty when there is one. Nothing else may be called then.
+  const std::string& failure() const { return failure_; }
 
   uint32_t window() const { return window_; }
   /// More than the cache of a window has.
@@ -133,6 +134,7 @@ class Probe {
 
   const uint32_t window_;
   GraphWatch watch_;
+  std::string failure_;
   std::unique_ptr<llama_context, Deleter> context_;
 };
 
@@ -269,6 +271,12 @@ CacheForm find_cache_form(llama_model* model) {
     return form;
   }
   Probe probe(model);
+  // The model's own context may be smaller, so the model can decode all the same.
+  if (!probe.failure().empty()) {
+    form.local_only = "its cache could not be looked at, which takes " + std::to_string(probe.cells()) +
+                      " tokens in every layer: " + probe.failure();
+    return form;
+  }
   if (!probe.keeps_tokens()) throw EngineError(ErrorCode::ModelUnsupported, "it keeps no KV cache: no text generator");
   try {
     std::vector<uint8_t> state = probe.state_at(0);

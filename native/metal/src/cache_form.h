@@ -16,7 +16,7 @@ struct CacheForm {
 };
 
 /// Asks llama.cpp itself, whatever the architecture is called: evaluates single tokens in a small context and looks at
-/// the cache and at K. Throws MODEL_UNSUPPORTED (no decoder that keeps a KV cache), OUT_OF_MEMORY, ENGINE_FAILED.
+/// the cache and at K. Throws MODEL_UNSUPPORTED (no decoder that keeps a KV cache), ENGINE_FAILED.
 CacheForm find_cache_form(llama_model* model);
 
 }  // namespace muser
