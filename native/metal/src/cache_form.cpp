@@ -78,14 +78,15 @@ class GraphWatch {
 /// A context of one sequence in which window layers have fewer cells than global ones.
 class Probe {
  public:
-  explicit Probe(llama_model* model) : window_(static_cast<uint32_t>(std::max(llama_model_n_swa(model), 0))) {
+  Probe(llama_model* model, int32_t threads, const std::atomic<bool>* cancelled)
+      : window_(static_cast<uint32_t>(std::max(llama_model_n_swa(model), 0))), cancelled_(cancelled) {
     llama_context_params parameters = llama_context_default_params();
     parameters.n_ctx = cells();
     parameters.n_batch = 1;
     parameters.n_ubatch = 1;
     parameters.n_seq_max = 1;
-    parameters.n_threads = 1;
-    parameters.n_threads_batch = 1;
+    parameters.n_threads = threads;
+    parameters.n_threads_batch = threads;
     parameters.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
     parameters.type_k = GGML_TYPE_F16;
     parameters.type_v = GGML_TYPE_F16;
@@ -94,6 +95,8 @@ class Probe {
     parameters.no_perf = true;
     parameters.cb_eval = GraphWatch::on_node;
     parameters.cb_eval_user_data = &watch_;
+    parameters.abort_callback = is_set;
+    parameters.abort_callback_data = const_cast<std::atomic<bool>*>(cancelled);
     LogCapture capture;
     context_.reset(llama_init_from_model(model, parameters));
     if (!context_) failure_ = capture.first_error("llama.cpp could not make a context");
@@ -110,10 +113,12 @@ class Probe {
 
   /// The state of a sequence that has one token, at `position`.
   std::vector<uint8_t> state_at(uint32_t position) {
+    check_not_cancelled();
     Batch batch(1);
     batch.add(0, position, 0, false);
     LogCapture capture;
     if (llama_decode(context_.get(), batch.get()) != 0) {
+      check_not_cancelled();
       throw EngineError(ErrorCode::EngineFailed, capture.first_error("llama.cpp could not evaluate a token"));
     }
     std::vector<uint8_t> state(llama_state_seq_get_size_ext(context_.get(), 0, LLAMA_STATE_SEQ_FLAGS_NONE));
@@ -132,7 +137,14 @@ class Probe {
     void operator()(llama_context* context) const { llama_free(context); }
   };
 
+  static bool is_set(void* flag) { return flag != nullptr && static_cast<const std::atomic<bool>*>(flag)->load(); }
+
+  void check_not_cancelled() const {
+    if (cancelled_ != nullptr && cancelled_->load()) throw EngineError(ErrorCode::Cancelled, "loading was cancelled");
+  }
+
   const uint32_t window_;
+  const std::atomic<bool>* cancelled_;
   GraphWatch watch_;
   std::string failure_;
   std::unique_ptr<llama_context, Deleter> context_;
@@ -258,7 +270,7 @@ void refuse_other_kinds(const llama_model* model) {
 
 }  // namespace
 
-CacheForm find_cache_form(llama_model* model) {
+CacheForm find_cache_form(llama_model* model, int32_t threads, const std::atomic<bool>* cancelled) {
   refuse_other_kinds(model);
   CacheForm form;
   if (llama_model_is_recurrent(model) || llama_model_is_hybrid(model)) {
@@ -270,7 +282,7 @@ CacheForm find_cache_form(llama_model* model) {
                       std::to_string(kMaxWindow);
     return form;
   }
-  Probe probe(model);
+  Probe probe(model, threads, cancelled);
   // The model's own context may be smaller, so the model can decode all the same.
   if (!probe.failure().empty()) {
     form.local_only = "its cache could not be looked at, which takes " + std::to_string(probe.cells()) +

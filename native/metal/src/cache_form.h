@@ -1,5 +1,7 @@
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <string>
 
 #include "kv/geometry.h"
@@ -16,7 +18,8 @@ struct CacheForm {
 };
 
 /// Asks llama.cpp itself, whatever the architecture is called: evaluates single tokens in a small context and looks at
-/// the cache and at K. Throws MODEL_UNSUPPORTED (no decoder that keeps a KV cache), ENGINE_FAILED.
-CacheForm find_cache_form(llama_model* model);
+/// the cache and at K. `cancelled` (may be null) ends it soon. Throws MODEL_UNSUPPORTED (no decoder that keeps a KV
+/// cache), ENGINE_FAILED, CANCELLED.
+CacheForm find_cache_form(llama_model* model, int32_t threads, const std::atomic<bool>* cancelled);
 
 }  // namespace muser

@@ -108,7 +108,7 @@ std::shared_ptr<const Model> load_weights(const ModelFile& file, const LoadReque
     }
     throw EngineError(ErrorCode::ModelLoadFailed, capture.first_error("llama.cpp could not load the file"));
   }
-  CacheForm cache = find_cache_form(model.get());
+  CacheForm cache = find_cache_form(model.get(), request.threads, request.cancelled);
   return std::make_shared<const Model>(model.release(), file, std::move(cache),
                                        parameters.n_gpu_layers > 0 && has_gpu());
 }

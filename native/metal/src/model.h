@@ -66,6 +66,7 @@ class Model {
 struct LoadRequest {
   std::string path;
   std::optional<int32_t> gpu_layers;
+  int32_t threads = 1;  ///< CPU threads that evaluate the tokens by which the cache's form is found
   std::function<void(float fraction)> on_progress;  ///< on the loading thread; may be empty
   const std::atomic<bool>* cancelled = nullptr;     ///< must outlive the call
 };

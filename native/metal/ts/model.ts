@@ -5,6 +5,8 @@ import { loadAddon, type LayerKind, type NativeLoadOptions, type NativeModel, ty
 export interface LoadModelOptions {
   /** Layers on the GPU; all of them by default where there is a GPU. */
   gpuLayers?: number;
+  /** CPU threads that look at the cache once the weights are loaded, 1 to 256; 1 by default. */
+  threads?: number;
   /** 0 to 1, rising. */
   onProgress?: (fraction: number) => void;
   signal?: AbortSignal;
@@ -66,7 +68,11 @@ export async function loadModel(path: string, options: LoadModelOptions = {}): P
   if (gpuLayers !== null && !(Number.isInteger(gpuLayers) && gpuLayers >= 0 && gpuLayers <= 1024)) {
     throw new EngineError('INVALID_ARGUMENT', `loadModel: gpuLayers is ${gpuLayers}, not 0 to 1024`);
   }
-  const native = { path: fileName('loadModel', path), gpuLayers } satisfies NativeLoadOptions;
+  const threads = options.threads ?? 1;
+  if (!(Number.isInteger(threads) && threads >= 1 && threads <= 256)) {
+    throw new EngineError('INVALID_ARGUMENT', `loadModel: threads is ${threads}, not 1 to 256`);
+  }
+  const native = { path: fileName('loadModel', path), gpuLayers, threads } satisfies NativeLoadOptions;
   const addon = loadAddon();
   const { onProgress } = options;
   const model = await runTask('loadModel', options.signal ?? null, (guard) =>

@@ -47,6 +47,7 @@ export interface NativeLoadOptions {
   path: string;
   /** Layers to put on the GPU; null = all of them where there is one. */
   gpuLayers: number | null;
+  threads: number;
 }
 
 export interface NativeGeometry {

@@ -69,6 +69,7 @@ Napi::Value ModelObject::load(const Napi::CallbackInfo& info) {
     if (!options.Get("gpuLayers").IsNull()) {
       request.gpu_layers = static_cast<int32_t>(to_uint32(options.Get("gpuLayers"), "options.gpuLayers"));
     }
+    request.threads = static_cast<int32_t>(to_uint32(options.Get("threads"), "options.threads"));
     auto pending = std::make_unique<Pending>(env);
     pending->on_progress = to_callback(info[1], "onProgress");
     const Napi::Promise promise = pending->deferred.Promise();

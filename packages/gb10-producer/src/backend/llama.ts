@@ -82,7 +82,7 @@ export class LlamaBackend implements PrefillBackend {
     }
     let weights: Model | null = null;
     try {
-      weights = await loadModel(options.modelPath, signal && { signal });
+      weights = await loadModel(options.modelPath, { threads: options.threads, ...(signal && { signal }) });
       const { localOnly } = weights.info;
       if (localOnly !== null) {
         throw new MuserError('MODEL_UNSUPPORTED', `rows of this model cannot be handed over: ${localOnly}`);

@@ -63,7 +63,7 @@ export class DecoderEngine {
     if (options.kvType === 'q8_0' && !options.flashAttention) {
       throw new MuserError('CONFIG_INVALID', 'kvType q8_0 needs flashAttention');
     }
-    const model = await engineCall(() => loadModel(options.model, { signal }));
+    const model = await engineCall(() => loadModel(options.model, { threads: options.threads, signal }));
     try {
       const { maxSequences, contextTokens, chunkTokens, flashAttention, kvType, threads } = options;
       const engine = await engineCall(() =>
