@@ -31,7 +31,7 @@ export function addChatRoute(app: HttpServer['app'], options: ChatRouteOptions):
       model: options.engine.identity.name,
     };
     return options.active.run(reply.raw, async (signal, abort) => {
-      const compiled = await compileRequest(chat, head.id, timeline, options);
+      const compiled = await compileRequest(chat, head.id, timeline, options, signal);
       if (!chat.stream) return answerWhole(options.runner, compiled, head, signal);
       reply.hijack();
       await answerStreamed(options.runner, compiled, head, reply.raw, {

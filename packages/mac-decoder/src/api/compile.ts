@@ -23,16 +23,20 @@ export interface CompileOptions {
 
 /**
  * Makes a request that can run of one that a client sent: defaults, prompt tokens, limits.
- * @throws MuserError INVALID_REQUEST, PROMPT_TOO_LONG
+ * @throws MuserError INVALID_REQUEST, PROMPT_TOO_LONG, or while other prompts are tokenized QUEUE_FULL, DEADLINE_EXCEEDED,
+ * CANCELLED, UNAVAILABLE
  */
 export async function compileRequest(
   chat: ChatRequest,
   id: string,
   timeline: Timeline,
   options: CompileOptions,
+  signal: AbortSignal,
 ): Promise<CompletionRequest> {
   const { engine, template } = options;
-  const tokens = await engineCall(() => buildPrompt(engine.model, template, chat.messages, engine.endTokens));
+  const tokens = await engineCall(() =>
+    buildPrompt(engine.tokenizer.of(signal), template, chat.messages, engine.endTokens),
+  );
   timeline.mark('tokenized');
   if (tokens.length === 0) throw invalidParameter('messages', 'the prompt is empty');
   const room = engine.contextTokens - tokens.length;

@@ -8,6 +8,7 @@ import {
   MuserError,
 } from '@muser/protocol';
 import { engineCall, engineCallSync } from '../errors/engine-errors.js';
+import { TokenizerQueue } from '../chat/tokenizer-queue.js';
 import { WaitingLine } from './waiting-line.js';
 
 const FINGERPRINT_BYTES = 32;
@@ -30,6 +31,7 @@ export class DecoderEngine {
   readonly geometry: Geometry;
   /** Tokens at which an answer ends. */
   readonly endTokens: readonly number[];
+  readonly tokenizer: TokenizerQueue;
   private readonly line: WaitingLine<SequenceLease>;
 
   private constructor(
@@ -51,6 +53,11 @@ export class DecoderEngine {
     this.endTokens = Array.from({ length: info.vocabularySize }, (_, token) => token).filter((token) =>
       model.isEndOfGeneration(token),
     );
+    this.tokenizer = new TokenizerQueue(model, {
+      // As many as the engine itself takes: nobody is turned away here who would find room there.
+      limit: options.maxSequences + options.queueLimit,
+      deadlineMs: options.queueDeadlineMs,
+    });
     this.line = new WaitingLine({
       tryEnter: (tokens) => this.tryOpen(tokens),
       limit: options.queueLimit,
@@ -99,6 +106,7 @@ export class DecoderEngine {
 
   /** Turns away who waits, then frees engine and model. Running sequences must have been released. */
   async close(): Promise<void> {
+    this.tokenizer.close();
     this.line.close();
     await engineCall(() => this.engine.close());
     this.model.close();
