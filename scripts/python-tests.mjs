@@ -18,7 +18,7 @@ await run(`${ROOT}/.cache/vllm/uv/bin/uv`, [
 ]);
 
 const counts = { passed: 0, failed: 0 };
-check('lint', ['ruff', 'check', '.']);
+check('lint', ['ruff', 'check', '.', `${ROOT}/bench/gpu`]);
 check('types', ['mypy']);
 tests('unit tests', []);
 tests('tests on real vLLM', ['-m', 'vllm']);
