@@ -74,7 +74,7 @@ async function openParts(options: RunOptions, onClose: (close: () => unknown) =>
   });
   onClose(() => producer.close());
   onProgress({ stage: 'loaded', backend: producer.name, model: producer.model.identity.name });
-  const model = await loadReference(gguf, signal);
+  const model = await loadReference(gguf, config.threads, signal);
   onClose(() => model.close());
   const { geometry } = model.info;
   const prompts = qualificationPrompts((text) => model.tokenize(text, { special: true }), geometry.windowTokens);
@@ -102,9 +102,9 @@ async function openParts(options: RunOptions, onClose: (close: () => unknown) =>
   return { producer, reference, decoder, prompts, weights: await weightsOf(config, model, signal) };
 }
 
-async function loadReference(path: string, signal: AbortSignal): Promise<Model> {
+async function loadReference(path: string, threads: number, signal: AbortSignal): Promise<Model> {
   try {
-    return await loadModel(path, { signal });
+    return await loadModel(path, { threads, signal });
   } catch (error) {
     throw fromEngineError(error);
   }
