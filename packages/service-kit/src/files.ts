@@ -1,15 +1,18 @@
 import { randomBytes } from 'node:crypto';
 import { constants } from 'node:fs';
-import { chmod, link, mkdir, open, rename, rm, stat } from 'node:fs/promises';
+import { chmod, type FileHandle, link, mkdir, open, rename, rm, stat } from 'node:fs/promises';
 import { basename, dirname, join } from 'node:path';
 
-import { ServiceError } from './errors.js';
+import { ServiceError, type ServiceErrorCode } from './errors.js';
 
 const FILE_MODE = 0o600;
 const FOLDER_MODE = 0o700;
 const OTHERS = 0o077;
 /** Secrets are short; whatever is longer is not one of ours. */
 const MAX_PRIVATE_BYTES = 64 * 1024;
+const BLOCK_BYTES = 64 * 1024;
+/** Without waiting for whoever would write to it, where it is a pipe. */
+const READ = constants.O_RDONLY | constants.O_NONBLOCK;
 
 /**
  * Replaces a file's content so that after a crash there is the old content or the new, never a mixture. The file gets
@@ -78,7 +81,7 @@ async function exists(path: string): Promise<boolean> {
  *   longer than 64 KiB, or it cannot be read
  */
 export async function readPrivateFile(path: string): Promise<string | null> {
-  const file = await open(path, constants.O_RDONLY | constants.O_NOFOLLOW).catch((error: unknown) => {
+  const file = await open(path, READ | constants.O_NOFOLLOW).catch((error: unknown) => {
     if (reasonOf(error) === 'ENOENT') return null;
     throw new ServiceError('CONFIG_INVALID', `${path} cannot be read (${reasonOf(error)})`, { cause: error });
   });
@@ -86,14 +89,49 @@ export async function readPrivateFile(path: string): Promise<string | null> {
   try {
     const folder = dirname(path);
     refuseOthers(folder, (await stat(folder)).mode, FOLDER_MODE);
-    const { mode, size } = await file.stat();
-    refuseOthers(path, mode, FILE_MODE);
-    if (size > MAX_PRIVATE_BYTES) {
-      throw new ServiceError('CONFIG_INVALID', `${path} has ${size} bytes; at most ${MAX_PRIVATE_BYTES} are allowed`);
-    }
-    return await file.readFile('utf8');
+    refuseOthers(path, (await file.stat()).mode, FILE_MODE);
+    return await readCapped(file, { path, maxBytes: MAX_PRIVATE_BYTES, tooLong: 'CONFIG_INVALID' });
   } finally {
     await file.close();
+  }
+}
+
+/**
+ * A small file's text; null when it does not exist.
+ *
+ * @throws ServiceError MESSAGE_TOO_LARGE beyond `maxBytes`, CONFIG_INVALID when it is no regular file or cannot be read
+ */
+export async function readSmallFile(path: string, maxBytes: number): Promise<string | null> {
+  const file = await open(path, READ).catch((error: unknown) => {
+    if (reasonOf(error) === 'ENOENT') return null;
+    throw new ServiceError('CONFIG_INVALID', `${path} cannot be read (${reasonOf(error)})`, { cause: error });
+  });
+  if (file === null) return null;
+  try {
+    return await readCapped(file, { path, maxBytes, tooLong: 'MESSAGE_TOO_LARGE' });
+  } finally {
+    await file.close();
+  }
+}
+
+interface Cap {
+  readonly path: string;
+  readonly maxBytes: number;
+  readonly tooLong: ServiceErrorCode;
+}
+
+/** The size that a file says it has is not asked: it may grow, and that of a device or of a file in /proc is 0. */
+async function readCapped(file: FileHandle, { path, maxBytes, tooLong }: Cap): Promise<string> {
+  if (!(await file.stat()).isFile()) throw new ServiceError('CONFIG_INVALID', `${path} is not a regular file`);
+  const blocks: Buffer[] = [];
+  let length = 0;
+  for (;;) {
+    const block = Buffer.alloc(Math.min(BLOCK_BYTES, maxBytes + 1 - length));
+    const { bytesRead } = await file.read(block);
+    if (bytesRead === 0) return Buffer.concat(blocks).toString('utf8');
+    length += bytesRead;
+    if (length > maxBytes) throw new ServiceError(tooLong, `${path} is longer than ${maxBytes} bytes`);
+    blocks.push(block.subarray(0, bytesRead));
   }
 }
 

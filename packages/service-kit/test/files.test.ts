@@ -1,3 +1,4 @@
+import { execFileSync } from 'node:child_process';
 import { existsSync } from 'node:fs';
 import { chmod, mkdir, mkdtemp, readFile, readdir, rm, stat, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -5,7 +6,7 @@ import { join } from 'node:path';
 
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 
-import { createFileOnce, ensurePrivateFolder, readPrivateFile, writeFileAtomic } from '../src/index.js';
+import { createFileOnce, ensurePrivateFolder, readPrivateFile, readSmallFile, writeFileAtomic } from '../src/index.js';
 
 let folder: string;
 beforeEach(async () => {
@@ -77,6 +78,30 @@ describe('readPrivateFile', () => {
     await writeFileAtomic(path, 'text');
     await symlink(path, join(folder, 'link'));
     await expect(readPrivateFile(join(folder, 'link'))).rejects.toMatchObject({ code: 'CONFIG_INVALID' });
+  });
+});
+
+describe('readSmallFile', () => {
+  it('reads up to the limit and not a byte more, and knows what does not exist', async () => {
+    const path = join(folder, 'small');
+    expect(await readSmallFile(path, 10)).toBeNull();
+    const text = 'ä'.repeat(100_000);
+    await writeFile(path, text);
+    expect(await readSmallFile(path, 200_000)).toBe(text);
+    await expect(readSmallFile(path, 199_999)).rejects.toMatchObject({ code: 'MESSAGE_TOO_LARGE' });
+  });
+
+  it('does not believe a size of 0, and does not wait for a pipe', async () => {
+    const refused = { code: 'CONFIG_INVALID', message: expect.stringContaining('regular file') as string };
+    const pipe = join(folder, 'pipe');
+    execFileSync('mkfifo', [pipe]);
+    for (const path of ['/dev/zero', pipe, folder]) {
+      await expect(readSmallFile(path, 10)).rejects.toMatchObject(refused);
+      await expect(readPrivateFile(path)).rejects.toMatchObject({ code: 'CONFIG_INVALID' });
+    }
+    if (existsSync('/proc/self/maps')) {
+      await expect(readSmallFile('/proc/self/maps', 10)).rejects.toMatchObject({ code: 'MESSAGE_TOO_LARGE' });
+    }
   });
 });
 

@@ -1,10 +1,11 @@
 import { readFile } from 'node:fs/promises';
 
-import { type Logger, writeFileAtomic } from '@muser/service-kit';
+import { type Logger, readSmallFile, writeFileAtomic } from '@muser/service-kit';
 import { z } from 'zod';
 
 import { groupLives, killGroup, startTimeOf } from './process-group.js';
 
+const MAX_RECORD_BYTES = 4_096;
 const recordSchema = z.object({ boot: z.string(), pid: z.number().int().min(2), startTime: z.number() });
 
 /** Writes down which worker runs, for a producer that is started after this one was killed. */
@@ -34,7 +35,7 @@ export async function endLeftover(file: string, logger: Logger): Promise<void> {
 /** null when there is none, or when it is damaged: then nothing is known about an earlier worker. */
 async function readJson(file: string): Promise<unknown> {
   try {
-    return JSON.parse(await readFile(file, 'utf8'));
+    return JSON.parse((await readSmallFile(file, MAX_RECORD_BYTES)) ?? '');
   } catch {
     return null;
   }

@@ -1,10 +1,13 @@
-import { readFile, rm } from 'node:fs/promises';
+import { rm } from 'node:fs/promises';
 
 import { MuserError } from '@muser/protocol';
-import { writeFileAtomic } from '@muser/service-kit';
+import { readSmallFile, writeFileAtomic } from '@muser/service-kit';
 import { z } from 'zod';
 
 import type { BackendDescription } from '../backend/reloadable.js';
+
+/** Room for more layers than any model has. */
+const MAX_BYTES = 1 << 20;
 
 const count = z.number().int().min(0).max(Number.MAX_SAFE_INTEGER);
 const digest = z
@@ -49,9 +52,9 @@ export class PauseFile {
   /** @returns null when the producer is not paused. @throws MuserError CONFIG_INVALID for a damaged file */
   async read(): Promise<BackendDescription | null> {
     try {
-      return schema.parse(JSON.parse(await readFile(this.#path, 'utf8')));
+      const text = await readSmallFile(this.#path, MAX_BYTES);
+      return text === null ? null : schema.parse(JSON.parse(text));
     } catch (cause) {
-      if ((cause as NodeJS.ErrnoException).code === 'ENOENT') return null;
       const message = `${this.#path} is damaged: delete it, and the producer starts with its model loaded`;
       throw new MuserError('CONFIG_INVALID', message, { cause });
     }

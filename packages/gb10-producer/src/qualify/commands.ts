@@ -1,4 +1,4 @@
-import { mkdir, open } from 'node:fs/promises';
+import { mkdir } from 'node:fs/promises';
 import { dirname } from 'node:path';
 
 import { MuserError } from '@muser/protocol';
@@ -11,6 +11,7 @@ import {
   flushLogger,
   loadConfig,
   printReady,
+  readSmallFile,
   writeFileAtomic,
 } from '@muser/service-kit';
 
@@ -70,27 +71,14 @@ async function run(files: { config: string; gguf: string; out: string }, signal:
 }
 
 async function verify(path: string): Promise<number> {
-  return told(openRecord(await readCapped(path)));
+  const content = await readSmallFile(path, MAX_RECORD_BYTES);
+  if (content === null) throw new MuserError('NOT_FOUND', `there is no ${path}`);
+  return told(openRecord(content));
 }
 
 function told(result: VerifiedRecord): number {
   printReady({ result });
   return result.record.verdict === 'passed' ? EXIT.ok : EXIT.failed;
-}
-
-async function readCapped(path: string): Promise<string> {
-  const file = await open(path).catch((cause: unknown) => {
-    throw new MuserError('NOT_FOUND', `${path} cannot be opened`, { cause });
-  });
-  try {
-    const { size } = await file.stat();
-    if (size > MAX_RECORD_BYTES) {
-      throw new MuserError('MESSAGE_TOO_LARGE', `${path} has ${size} bytes; a record has at most ${MAX_RECORD_BYTES}`);
-    }
-    return await file.readFile('utf8');
-  } finally {
-    await file.close();
-  }
 }
 
 /** The exit code of `work`, which gets a signal that SIGINT and SIGTERM abort. What it throws is the last line. */

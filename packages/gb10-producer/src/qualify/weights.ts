@@ -1,8 +1,8 @@
-import { open } from 'node:fs/promises';
 import { join } from 'node:path';
 
 import type { ModelInfo } from '@muser/metal';
 import { MuserError } from '@muser/protocol';
+import { readSmallFile } from '@muser/service-kit';
 
 const MAX_CONFIG_BYTES = 1 << 20;
 
@@ -54,15 +54,9 @@ export async function checkpointWeights(folder: string): Promise<string> {
 
 async function readConfig(path: string): Promise<Record<string, unknown>> {
   try {
-    const file = await open(path);
-    try {
-      if ((await file.stat()).size > MAX_CONFIG_BYTES) throw new Error('too large');
-      const value: unknown = JSON.parse(await file.readFile('utf8'));
-      if (isObject(value)) return value;
-      throw new Error('no object');
-    } finally {
-      await file.close();
-    }
+    const value: unknown = JSON.parse((await readSmallFile(path, MAX_CONFIG_BYTES)) ?? '');
+    if (isObject(value)) return value;
+    throw new Error('no object');
   } catch (cause) {
     throw new MuserError('MODEL_LOAD_FAILED', `${path} cannot be read as a model's configuration`, { cause });
   }
