@@ -146,10 +146,10 @@ describe('the key of a record', () => {
   });
 
   it('is made once otherwise, for its owner alone', async () => {
-    const first = await recordSigner(folder);
+    const firsts = await Promise.all([1, 2, 3, 4].map(() => recordSigner(folder)));
     const again = await recordSigner(folder);
-    expect(first.kind).toBe('local');
-    expect(again.key.publicKey).toEqual(first.key.publicKey);
+    expect(again.kind).toBe('local');
+    for (const { key } of firsts) expect(key.publicKey).toEqual(again.key.publicKey);
     expect((await stat(join(folder, 'qualification-key.json'))).mode & 0o777).toBe(0o600);
   });
 

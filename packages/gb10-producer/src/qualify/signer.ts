@@ -1,7 +1,7 @@
 import { join } from 'node:path';
 
 import { generateSigningKey, MuserError, signingKeyFromSeed } from '@muser/protocol';
-import { readPrivateFile, writeFileAtomic } from '@muser/service-kit';
+import { createFileOnce, readPrivateFile } from '@muser/service-kit';
 import { loadIdentity } from '@muser/transport';
 
 import { identityDir } from '../producer.js';
@@ -24,11 +24,17 @@ export async function recordSigner(stateDir: string): Promise<RecordSigner> {
     if (!(error instanceof MuserError) || error.code !== 'NOT_FOUND') throw error;
   }
   const path = join(stateDir, KEY_FILE);
-  const known = await readPrivateFile(path);
-  if (known !== null) return { kind: 'local', key: signingKeyFromSeed(parseSeed(path, known)) };
+  const content = (await readPrivateFile(path)) ?? (await makeKey(path));
+  return { kind: 'local', key: signingKeyFromSeed(parseSeed(path, content)) };
+}
+
+/** Another first run may make it at the same time: both sign with the one that is there then. */
+async function makeKey(path: string): Promise<string> {
   const { seed } = generateSigningKey();
-  await writeFileAtomic(path, `${JSON.stringify({ seed: Buffer.from(seed).toString('base64') })}\n`);
-  return { kind: 'local', key: signingKeyFromSeed(seed) };
+  await createFileOnce(path, `${JSON.stringify({ seed: Buffer.from(seed).toString('base64') })}\n`);
+  const content = await readPrivateFile(path);
+  if (content === null) throw new MuserError('UNAVAILABLE', `${path} was removed meanwhile: run this again`);
+  return content;
 }
 
 function parseSeed(path: string, content: string): Buffer {
