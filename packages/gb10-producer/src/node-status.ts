@@ -1,4 +1,5 @@
 import {
+  MAX_ERROR_MESSAGE_BYTES,
   MAX_WATCH_INTERVAL_MS,
   MIN_WATCH_INTERVAL_MS,
   MuserError,
@@ -13,8 +14,8 @@ import type { PrefillBackend } from './backend/backend.js';
 import type { PauseControl } from './pause/pause-control.js';
 import type { TransferService } from './transfer/transfer-service.js';
 
-/** Of at most three bytes each, so that the status stays within its limit. */
-const MAX_REASON_CHARACTERS = 300;
+/** Of at most four bytes each. */
+const MAX_REASON_CHARACTERS = MAX_ERROR_MESSAGE_BYTES / 4;
 /** So that whoever waits for an order sees that it is being carried out. */
 const ORDER_INTERVAL_MS = 1_000;
 
@@ -49,7 +50,7 @@ export function nodeStatus(source: StatusSource): NodeStatus {
     backend: backend.name,
     version,
     sentAtMs: Date.now(),
-    reason: reason.slice(0, MAX_REASON_CHARACTERS),
+    reason: [...reason].slice(0, MAX_REASON_CHARACTERS).join(''),
     unloaded: state === 'ready' && backend.health.state === 'ready' && backend.health.unloaded === true,
   };
 }
