@@ -115,7 +115,7 @@ async function weightsOf(config: ProducerConfig, reference: Model, signal: Abort
     return { producer: await checkpointWeights(config.model), reference: ggufWeights(reference.info) };
   }
   // Its weights are in memory already, and are shared.
-  const model = await loadReference(config.model, signal);
+  const model = await loadReference(config.model, config.threads, signal);
   const producer = ggufWeights(model.info);
   model.close();
   return { producer, reference: ggufWeights(reference.info) };
