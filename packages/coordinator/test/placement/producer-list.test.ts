@@ -8,7 +8,7 @@ import { TicketBook } from '../../src/placement/ticket-book.js';
 import { digest, statusOf } from '../support/producer.js';
 
 const key = signingKeyFromSeed(generateSigningKey().seed);
-const model = { fingerprint: digest('fingerprint'), modelDigest: digest('decoder weights') };
+const model = { fingerprint: digest('fingerprint'), modelDigest: digest('decoder weights'), name: 'muse-nano' };
 const tickets = new TicketBook({ decoderId: `n${'d'.repeat(26)}`, model, key, clock: systemClock });
 
 const producer = (number: number, state: NodeState, told: NodeStatus['state']): NodeEntry => {
