@@ -8,10 +8,12 @@ from vllm import SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from .connector import MuserConnector
+from .geometry import checked_geometry
 from .metadata import PARAMETER, PrefillSpec
 from .settings import Settings
 
@@ -70,8 +72,13 @@ def engine_arguments(settings: Settings, started_at: float) -> AsyncEngineArgs:
 
 
 def start_engine(arguments: AsyncEngineArgs, counter: StepCounter) -> AsyncLLM:
-    """Blocks until weights are loaded and the caches are made."""
-    return AsyncLLM.from_engine_args(arguments, stat_loggers=[lambda *_, **__: counter])
+    """Blocks until weights are loaded and the caches are made.
+
+    :raises Refused: the model cannot be handed over; before anything is loaded, which takes minutes
+    """
+    config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    checked_geometry(config)
+    return AsyncLLM.from_vllm_config(config, stat_loggers=[lambda *_, **__: counter])
 
 
 async def prefill(engine: AsyncLLM, spec: PrefillSpec, tokens: list[int], cache_scope: str) -> dict[str, Any]:

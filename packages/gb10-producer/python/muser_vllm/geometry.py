@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from .refusals import Refused, has_windows
+from .refusals import Refused, has_windows, refuse_unsupported
 
 LayerKind = Literal["global", "window"]
 
@@ -27,6 +27,17 @@ def geometry_of(text_config: Any, kv_heads: int, head_dimension: int) -> dict[st
         **_rope(text_config, layers),
         "vocabularySize": int(text_config.vocab_size),
     }
+
+
+def checked_geometry(config: Any) -> dict[str, Any]:
+    """The schema's `geometry` of what vLLM is set up for; loaded weights are not needed.
+
+    :param config: vLLM's configuration
+    :raises Refused: SETTINGS_INVALID, MODEL_UNSUPPORTED
+    """
+    refuse_unsupported(config)
+    model = config.model_config
+    return geometry_of(model.hf_text_config, model.get_total_num_kv_heads(), model.get_head_size())
 
 
 def layer_kinds(text_config: Any) -> list[LayerKind]:

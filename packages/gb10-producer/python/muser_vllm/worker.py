@@ -141,13 +141,12 @@ class Worker:
         """:raises Refused: the model cannot be handed over"""
         import vllm  # noqa: PLC0415 - takes seconds
 
-        from .geometry import geometry_of, tokenizer_sha256  # noqa: PLC0415
-        from .refusals import refuse_unsupported, version_warnings  # noqa: PLC0415
+        from .geometry import checked_geometry, tokenizer_sha256  # noqa: PLC0415
+        from .refusals import version_warnings  # noqa: PLC0415
 
         config = engine.vllm_config
         model = config.model_config
-        refuse_unsupported(config)
-        geometry = geometry_of(model.hf_text_config, model.get_total_num_kv_heads(), model.get_head_size())
+        geometry = checked_geometry(config)
         self._vocabulary_size = geometry["vocabularySize"]
         found = (getattr(model.hf_config, name, None) for name in ("image_token_id", "video_token_id"))
         self._placeholders = {int(token) for token in found if token is not None}

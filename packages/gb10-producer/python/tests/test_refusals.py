@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from test_bridge_fuzz import settings
 
-from muser_vllm import worker
+from muser_vllm import engine, worker
 from muser_vllm.refusals import Refused, has_windows, refuse_unsupported, version_warnings
 
 
@@ -64,6 +64,30 @@ def test_what_cannot_is_named(changed: dict[str, Any], named: str) -> None:
     with pytest.raises(Refused, match=named) as error:
         refuse_unsupported(config(**changed))
     assert error.value.code == "SETTINGS_INVALID"
+
+
+@pytest.mark.parametrize(
+    ("changed", "text", "code"),
+    [
+        ({"cache": "fp8"}, {}, "SETTINGS_INVALID"),
+        ({}, {"rope_parameters": {"rope_type": "yarn"}}, "MODEL_UNSUPPORTED"),
+        ({}, {"layer_types": ["linear_attention", "full_attention"]}, "MODEL_UNSUPPORTED"),
+    ],
+)
+def test_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], text: dict[str, Any], code: str
+) -> None:
+    vllm_config = config(**changed)
+    model = vllm_config.model_config
+    model.get_total_num_kv_heads, model.get_head_size = lambda: 1, lambda: 64
+    vars(model.hf_text_config).update(num_hidden_layers=2, sliding_window=16, vocab_size=9, rope_theta=1e4, **text)
+    loaded: list[Any] = []
+    monkeypatch.setattr(engine.AsyncLLM, "from_vllm_config", lambda found, **_: loaded.append(found))
+    arguments: Any = SimpleNamespace(create_engine_config=lambda _: vllm_config)
+    with pytest.raises(Refused) as error:
+        engine.start_engine(arguments, engine.StepCounter())
+    assert error.value.code == code
+    assert loaded == []
 
 
 def test_models_with_windows() -> None:
