@@ -8,7 +8,7 @@ import { chat } from './support/chat.js';
 import { Dev } from './support/muser.js';
 import { makeNeedles, messageOf } from './support/needles.js';
 
-const QUESTIONS = 20;
+const QUESTIONS = 10;
 
 let folder: string;
 let dev: Dev;
