@@ -10,8 +10,8 @@ export default defineConfig({
     // Two engines with two threads each on two cores come to a standstill, so files run one after another.
     maxWorkers: 1,
     fileParallelism: false,
-    testTimeout: 60_000,
-    hookTimeout: 60_000,
+    testTimeout: slow ? 300_000 : 60_000,
+    hookTimeout: slow ? 300_000 : 60_000,
     projects: folders.map((root) => ({
       extends: true,
       test: {

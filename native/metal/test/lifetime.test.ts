@@ -140,7 +140,7 @@ describe('lifetimes', { timeout: 120_000 }, () => {
       await run(`import { createRequire } from 'node:module';
         const addon = createRequire(import.meta.url)('../build/muser_engine.node');
         await load();
-        const model = await addon.loadModel({ path: ${JSON.stringify(MODEL_PATH)}, gpuLayers: null }, null).promise;
+        const model = await addon.loadModel({ path: ${JSON.stringify(MODEL_PATH)}, gpuLayers: null, threads: 1 }, null).promise;
         const seen = [];
         for (const call of [
           () => addon.createEngine({}, options), () => addon.createEngine(null, options), () => addon.createEngine(model, {}),
