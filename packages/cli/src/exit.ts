@@ -33,11 +33,6 @@ export class CliError extends Error {
   }
 }
 
-/** What standard output holds after a failure with --json; standard error has the same for people. */
-export function printFailure({ code, message }: CliError): void {
-  process.stdout.write(`${JSON.stringify({ error: { code, message } })}\n`);
-}
-
 export function usageError(message: string, advice?: string): CliError {
   return new CliError(EXIT.usage, 'INVALID_REQUEST', message, advice === undefined ? {} : { advice });
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/env node
 import { Command } from 'commander';
+import { refuseEmptyValues } from './arguments.js';
 import { asTyped } from './command-name.js';
 import { registerAsk } from './commands/ask.js';
 import { registerDemo } from './commands/demo.js';
@@ -22,6 +23,7 @@ const program = new Command('muser')
   })
   // So that `muser producer` and `muser producer plan` can each have a --model.
   .enablePositionalOptions()
+  .hook('preAction', (_, command) => refuseEmptyValues(command))
   .showHelpAfterError('(see --help)')
   .addHelpText(
     'after',

@@ -1,12 +1,15 @@
-import { readFile, readdir, stat } from 'node:fs/promises';
+import { readdir, stat } from 'node:fs/promises';
 import { homedir } from 'node:os';
 import { basename, join, resolve } from 'node:path';
 import { describeError, ensurePrivateFolder, ServiceError } from '@muser/service-kit';
 import { z } from 'zod';
 import { CliError, EXIT, usageError } from './exit.js';
+import { readText } from './files.js';
 
 /** Where `muser dev` listens unless told otherwise, and where `muser ask` looks when no state folder says more. */
 export const DEFAULT_DECODER_PORT = 11711;
+
+const MAX_ENDPOINTS_BYTES = 64 * 1024;
 
 /** One folder holds everything of one system: keys, registry, configuration, logs. */
 export interface StateLayout {
@@ -34,8 +37,6 @@ export function stateLayout(root: string): StateLayout {
 /** --state, else MUSER_STATE, else ~/.muser; always absolute. */
 export function stateRoot(option: string | undefined, env: NodeJS.ProcessEnv): string {
   const fromEnv = env['MUSER_STATE'];
-  // An unset variable of a script; the current folder is hardly what was meant.
-  if (option === '') throw usageError('--state needs the path of a folder');
   if (option !== undefined) return resolve(option);
   if (fromEnv !== undefined && fromEnv !== '') return resolve(fromEnv);
   return join(homedir(), '.muser');
@@ -75,13 +76,8 @@ export type Endpoints = z.infer<typeof endpointsSchema>;
 
 /** null when there is no such file; an error when it is there and broken. */
 export async function readEndpoints(layout: StateLayout): Promise<Endpoints | null> {
-  let text: string;
-  try {
-    text = await readFile(layout.endpointsFile, 'utf8');
-  } catch (error) {
-    if (isMissing(error)) return null;
-    throw error;
-  }
+  const text = await readText(layout.endpointsFile, MAX_ENDPOINTS_BYTES);
+  if (text === null) return null;
   try {
     return endpointsSchema.parse(JSON.parse(text));
   } catch (error) {
@@ -90,11 +86,6 @@ export async function readEndpoints(layout: StateLayout): Promise<Endpoints | nu
       cause: error,
     });
   }
-}
-
-export function isMissing(error: unknown): boolean {
-  const code = (error as NodeJS.ErrnoException | null)?.code;
-  return code === 'ENOENT' || code === 'ENOTDIR';
 }
 
 /**

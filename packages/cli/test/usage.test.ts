@@ -99,7 +99,9 @@ describe('wrong usage ends with code 2, an explanation, and nothing on standard 
     ['a binary file', ['ask', '-f', 'FOLDER/binary', 'x'], /binary is not UTF-8 text/],
     ['another encoding', ['ask', '-f', 'FOLDER/latin1.txt', 'x'], /latin1.txt is not UTF-8 text/],
     ['a large file', ['ask', '-f', 'FOLDER/large.txt', 'x'], /too large.*4 MiB/],
-    ['an empty state folder', ['dev', '--state', ''], /--state needs the path of a folder/],
+    ['an empty state folder', ['dev', '--state', ''], /--state must not be empty/],
+    ['an empty address', ['ask', '--url', '', 'x'], /--url must not be empty/],
+    ['an empty model', ['models', 'check', ''], /<model> must not be empty/],
     ['a folder for a model', ['dev', '--model', 'FOLDER', '--state', 'FOLDER/s'], /model .* is no file/],
     ['no model file', ['dev', '--model', 'FOLDER/none.gguf', '--state', 'FOLDER/s'], /model file .* cannot be read/],
   ];

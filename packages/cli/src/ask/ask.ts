@@ -1,5 +1,5 @@
 import { DecoderClient, type PrefillChoice, type Summary } from '../decoder-client.js';
-import { BrokenPipeError, CliError, EXIT, usageError, printFailure } from '../exit.js';
+import { BrokenPipeError, CliError, EXIT, usageError } from '../exit.js';
 import { listenForInterrupts } from '../signals.js';
 import { decoderUrl } from '../state.js';
 import { isTerminal, printable, StatusOutput } from '../terminal.js';
@@ -53,7 +53,6 @@ export async function ask(options: AskOptions): Promise<void> {
   } catch (error) {
     output.clear();
     answer.breakLine();
-    if (options.json && error instanceof CliError) printFailure(error);
     throw error;
   } finally {
     clearTimeout(deadline);

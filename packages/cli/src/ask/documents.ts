@@ -3,7 +3,7 @@ import { stat } from 'node:fs/promises';
 import { Socket } from 'node:net';
 import type { Readable } from 'node:stream';
 import { usageError } from '../exit.js';
-import { isMissing } from '../state.js';
+import { isMissing } from '../files.js';
 import type { StatusOutput } from '../terminal.js';
 
 /**

@@ -48,7 +48,7 @@ Examples:
 Exit codes:
   0    stopped by Ctrl-C
   1    the start failed, or the decoder ended by itself
-  2    wrong usage
+  2    wrong usage or configuration
   130  stopped while it was starting`,
     )
     .action(async (flags: DevFlags) => {

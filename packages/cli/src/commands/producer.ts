@@ -45,7 +45,8 @@ Examples:
 With vllm on a GPU its memory is divided as \`muser producer plan\` says; MUSER_PRODUCER_... variables (docs/CONFIG.md)
 go before that. It must be enrolled: docs/OPERATIONS.md, "A producer of its own".
 
-Exit codes: 0 stopped by Ctrl-C, 1 the start failed or it ended by itself, 2 wrong usage, 130 stopped while it was starting`,
+Exit codes: 0 stopped by Ctrl-C, 1 the start failed or it ended by itself, 2 wrong usage or configuration, 130 stopped
+while it was starting`,
     )
     .action(async (flags: ProducerFlags) => {
       const { runProducer } = await import('../producer-run/run.js');

@@ -1,9 +1,10 @@
-import { open, stat, statfs } from 'node:fs/promises';
+import { stat, statfs } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { execa } from 'execa';
 import { z } from 'zod';
+import { explained } from '../explain.js';
+import { isMissing, openRegular } from '../files.js';
 import { formatBytes } from '../format.js';
-import { isMissing } from '../state.js';
 import { physicalCores } from '../system/cores.js';
 import { ENTRIES } from '../system/paths.js';
 import { childEnvironment } from '../system/process.js';
@@ -70,7 +71,7 @@ function parseJson(text: string): unknown {
 export async function checkModel(path: string): Promise<Check> {
   const advice = 'Name a GGUF file with --model.';
   try {
-    const file = await open(path, 'r');
+    const file = await openRegular(path);
     try {
       const magic = Buffer.alloc(4);
       await file.read(magic, 0, 4, 0);
@@ -80,7 +81,11 @@ export async function checkModel(path: string): Promise<Check> {
       await file.close();
     }
   } catch (error) {
-    return failed('model', `${path}: ${isMissing(error) ? 'not there' : String(error)}`, advice);
+    return failed(
+      'model',
+      isMissing(error) ? `${path}: not there` : (explained(error)?.message ?? String(error)),
+      advice,
+    );
   }
 }
 

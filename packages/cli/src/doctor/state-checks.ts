@@ -3,7 +3,8 @@ import { stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { MuserError } from '@muser/protocol';
 import { loadIdentity, peerOf } from '@muser/transport';
-import { isMissing, type StateLayout } from '../state.js';
+import { isMissing } from '../files.js';
+import { type StateLayout } from '../state.js';
 import { failed, ok, warning, type Check } from './check.js';
 
 const DAY_MS = 24 * 60 * 60 * 1000;

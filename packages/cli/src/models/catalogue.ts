@@ -1,8 +1,11 @@
 import { readdir, realpath, stat } from 'node:fs/promises';
-import { join, resolve } from 'node:path';
+import { basename, join, resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import { usageError } from '../exit.js';
-import { isMissing, stateRoot } from '../state.js';
+import type { ErrorCode } from '@muser/protocol';
+import { CliError, EXIT, usageError } from '../exit.js';
+import { explained } from '../explain.js';
+import { isMissing } from '../files.js';
+import { stateRoot } from '../state.js';
 import { type Manifest, modelNameSchema, PRIVATE_FOLDER, readManifest } from './manifest.js';
 
 const BUILT_IN = fileURLToPath(new URL('../../../../models/', import.meta.url));
@@ -24,12 +27,31 @@ export function modelFolders(env: NodeJS.ProcessEnv): ModelFolders {
   return { builtIn: BUILT_IN, models, manifests: join(models, 'manifests') };
 }
 
-/** Every manifest that is known by name, built-in ones first. A broken file of the user is reported, not hidden. */
-export async function knownManifests(folders: ModelFolders): Promise<Manifest[]> {
-  const found: Manifest[] = [];
+export interface Catalogue {
+  manifests: Manifest[];
+  /** Files that should be manifests and cannot be used: they are reported, and keep nobody from the others. */
+  damaged: DamagedManifest[];
+}
+
+export interface DamagedManifest {
+  path: string;
+  code: ErrorCode;
+  message: string;
+}
+
+/** Every manifest that is known by name, built-in ones first. */
+export async function knownManifests(folders: ModelFolders): Promise<Catalogue> {
+  const found: Catalogue = { manifests: [], damaged: [] };
   for (const folder of [folders.builtIn, folders.manifests]) {
     for (const name of (await listFolder(folder)).filter((entry) => entry.endsWith('.json')).sort()) {
-      found.push(await readManifest(join(folder, name)));
+      const path = join(folder, name);
+      try {
+        found.manifests.push(await readManifest(path));
+      } catch (error) {
+        const failure = explained(error);
+        if (failure === null) throw error;
+        found.damaged.push({ path, code: failure.code, message: failure.message });
+      }
     }
   }
   return found;
@@ -38,12 +60,16 @@ export async function knownManifests(folders: ModelFolders): Promise<Manifest[]>
 /** `what` is the name of a known manifest, or the path of one. */
 export async function findManifest(what: string, folders: ModelFolders): Promise<Manifest> {
   if (what.endsWith('.json') || what.includes('/')) return readManifest(resolve(what));
-  const known = await knownManifests(folders);
-  const manifest = known.find(({ name }) => name === what);
+  const { manifests, damaged } = await knownManifests(folders);
+  const manifest = manifests.find(({ name }) => name === what);
   if (manifest !== undefined) return manifest;
+  const broken = damaged.find(({ path }) => basename(path, '.json') === what);
+  if (broken !== undefined) throw new CliError(EXIT.failed, broken.code, broken.message);
+  const known = `Known are: ${manifests.map(({ name }) => name).join(', ')}.`;
+  const unknown = damaged.length === 0 ? '' : ` ${damaged.length} damaged: \`muser models list\` names them.`;
   throw usageError(
     `no model is called "${what}"`,
-    `Known are: ${known.map(({ name }) => name).join(', ')}. \`muser models pin\` makes a manifest of a hub's repository.`,
+    `${known}${unknown} \`muser models pin\` makes a manifest of a hub's repository.`,
   );
 }
 

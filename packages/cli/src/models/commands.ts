@@ -6,6 +6,7 @@ import { formatBytes, formatTable } from '../format.js';
 import { defaultFolder, findManifest, installedFolder, isFolder, knownManifests, modelFolders } from './catalogue.js';
 import { pin, resolvePath } from './hub.js';
 import { type Manifest, modelNameSchema, PRIVATE_FOLDER, readManifest, repositorySchema, totalBytes } from './manifest.js';
+import { printable } from '../terminal.js';
 import { ByteProgress } from './progress.js';
 import { pull, type PulledFile, type Source } from './pull.js';
 import { runCommand } from './run.js';
@@ -91,13 +92,16 @@ export interface ListedModel {
   source: string;
 }
 
-export async function listCommand(command: { json: boolean }): Promise<void> {
-  await runCommand(
+/** Returns whether every manifest is sound. */
+export async function listCommand(command: { json: boolean }): Promise<boolean> {
+  const { damaged } = await runCommand(
     command.json,
-    async () => {
+    async ({ output }) => {
       const folders = modelFolders(process.env);
       const models: ListedModel[] = [];
-      for (const manifest of await knownManifests(folders)) {
+      const { manifests, damaged } = await knownManifests(folders);
+      for (const { message, code } of damaged) output.line(printable(`${message} (${code})`));
+      for (const manifest of manifests) {
         const folder = await installedFolder(manifest, folders);
         models.push({
           name: manifest.name,
@@ -108,7 +112,7 @@ export async function listCommand(command: { json: boolean }): Promise<void> {
           source: sourceText(manifest),
         });
       }
-      return { models };
+      return { models, damaged };
     },
     ({ models }) =>
       formatTable(
@@ -125,6 +129,7 @@ export async function listCommand(command: { json: boolean }): Promise<void> {
         [1],
       ),
   );
+  return damaged.length === 0;
 }
 
 function sourceText({ source }: Manifest): string {
@@ -216,8 +221,8 @@ async function parsePin(command: PinCommand): Promise<{ repository: string; revi
   const problem = modelNameSchema.safeParse(name).error?.issues[0]?.message;
   if (problem !== undefined) throw usageError(`the name "${name}" ${problem}`, 'Choose one with --name.');
   const { builtIn } = modelFolders(process.env);
-  const taken = await knownManifests({ builtIn, models: '', manifests: '' });
-  if (command.output === undefined && taken.some((manifest) => manifest.name === name)) {
+  const { manifests } = await knownManifests({ builtIn, models: '', manifests: '' });
+  if (command.output === undefined && manifests.some((manifest) => manifest.name === name)) {
     throw usageError(`${name} is the name of a model that is part of muser`, 'Choose another one with --name.');
   }
   return { repository, revision, name };

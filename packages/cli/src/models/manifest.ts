@@ -1,7 +1,6 @@
-import { readFile, stat } from 'node:fs/promises';
 import { z } from 'zod';
 import { CliError, EXIT, usageError } from '../exit.js';
-import { isMissing } from '../state.js';
+import { readText } from '../files.js';
 
 const MAX_MANIFEST_BYTES = 4 * 1024 * 1024;
 const MAX_FILES = 2_000;
@@ -104,12 +103,7 @@ export function parseManifest(text: string, origin: string): Manifest {
 }
 
 export async function readManifest(path: string): Promise<Manifest> {
-  try {
-    const { size } = await stat(path);
-    if (size > MAX_MANIFEST_BYTES) throw usageError(`the manifest ${path} has more than ${MAX_MANIFEST_BYTES} bytes`);
-    return parseManifest(await readFile(path, 'utf8'), path);
-  } catch (error) {
-    if (isMissing(error)) throw usageError(`there is no manifest ${path}`);
-    throw error;
-  }
+  const text = await readText(path, MAX_MANIFEST_BYTES);
+  if (text === null) throw usageError(`there is no manifest ${path}`);
+  return parseManifest(text, path);
 }

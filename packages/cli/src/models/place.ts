@@ -1,9 +1,9 @@
 import { createHash } from 'node:crypto';
 import { constants } from 'node:fs';
-import { copyFile, link, lstat, mkdir, open, rename, rm } from 'node:fs/promises';
+import { copyFile, link, lstat, mkdir, rename, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { CliError, EXIT } from '../exit.js';
-import { isMissing } from '../state.js';
+import { isMissing, openRegular } from '../files.js';
 import { PartFile, type Expected } from './transfer/part-file.js';
 
 const READ_BYTES = 1 << 20;
@@ -15,7 +15,7 @@ export type OnBytes = (count: number) => void;
 export async function digestOf(path: string, signal: AbortSignal, onBytes: OnBytes): Promise<string> {
   const hash = createHash('sha256');
   const block = Buffer.allocUnsafe(READ_BYTES);
-  const handle = await open(path, 'r');
+  const handle = await openRegular(path);
   try {
     for (;;) {
       signal.throwIfAborted();
@@ -104,7 +104,7 @@ async function copyVerified(
   signal: AbortSignal,
   onBytes: OnBytes,
 ): Promise<boolean> {
-  const source = await open(origin, 'r');
+  const source = await openRegular(origin);
   try {
     const part = await PartFile.open(temporary, expected, signal, onBytes);
     try {

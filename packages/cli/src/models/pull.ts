@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { lockFolder, ServiceError, writeFileAtomic } from '@muser/service-kit';
 import { CliError, EXIT } from '../exit.js';
 import { formatBytes } from '../format.js';
-import { isMissing } from '../state.js';
+import { isMissing } from '../files.js';
 import { isFolder } from './catalogue.js';
 import { type Manifest, type ManifestFile, PRIVATE_FOLDER, totalBytes } from './manifest.js';
 import { digestOf, makeFolderFor, type OnBytes, placeLocal } from './place.js';

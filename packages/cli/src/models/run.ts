@@ -1,4 +1,3 @@
-import { CliError } from '../exit.js';
 import { listenForInterrupts } from '../signals.js';
 import { StatusOutput } from '../terminal.js';
 
@@ -10,7 +9,7 @@ export interface CommandContext {
 
 /**
  * Runs a command until it ends or Ctrl-C. Its result is printed: as one JSON object, or as the text that `show` makes of
- * it. With --json a failure is one JSON object too.
+ * it.
  */
 export async function runCommand<T>(
   json: boolean,
@@ -24,14 +23,8 @@ export async function runCommand<T>(
     output.clear();
     process.stdout.write(`${json ? JSON.stringify(result) : show(result, output)}\n`);
     return result;
-  } catch (error) {
-    output.clear();
-    if (json && error instanceof CliError) {
-      const { code, message, advice } = error;
-      process.stdout.write(`${JSON.stringify({ error: { code, message, advice } })}\n`);
-    }
-    throw error;
   } finally {
+    output.clear();
     interrupts.dispose();
   }
 }

@@ -1,7 +1,7 @@
 import { readdir, realpath, stat } from 'node:fs/promises';
 import { homedir } from 'node:os';
 import { join } from 'node:path';
-import { isMissing } from '../state.js';
+import { isMissing } from '../files.js';
 import type { ManifestFile } from './manifest.js';
 
 /** Files looked at in a store that does not name them by digest. */

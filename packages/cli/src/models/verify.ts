@@ -1,6 +1,6 @@
 import { lstat, readdir } from 'node:fs/promises';
 import { join } from 'node:path';
-import { isMissing } from '../state.js';
+import { isMissing } from '../files.js';
 import { type Manifest, type ManifestFile, PRIVATE_FOLDER } from './manifest.js';
 import { digestOf } from './place.js';
 

@@ -1,4 +1,5 @@
-import { CliError, EXIT, InterruptedError, printFailure } from '../exit.js';
+import { CliError, EXIT, InterruptedError } from '../exit.js';
+import { UnreachableError } from '../http.js';
 import { listenForInterrupts } from '../signals.js';
 import type { CoordinatorClient, NodeRecord } from '../system/coordinator-client.js';
 import { printable, StatusOutput } from '../terminal.js';
@@ -33,14 +34,19 @@ export async function setPaused(options: PauseOptions): Promise<void> {
     });
     process.stdout.write(`${options.json ? JSON.stringify(raw) : describe(node)}\n`);
   } catch (error) {
-    if (options.json && error instanceof CliError) printFailure(error);
     const verb = paused ? 'pauses' : 'resumes';
-    if (error instanceof InterruptedError && isOrdered)
+    if (isOrdered && (error instanceof InterruptedError || isCutOff(error)))
       output.line(`the order may stand: the producer ${verb} all the same if it has come there`);
     throw error;
   } finally {
     interrupts.dispose();
   }
+}
+
+/** The connection to the coordinator stood, and ended without an answer. */
+function isCutOff(error: unknown): boolean {
+  if (!(error instanceof CliError) || error.code !== 'PEER_UNREACHABLE') return false;
+  return error.cause instanceof Error && !(error.cause instanceof UnreachableError);
 }
 
 async function findProducer(client: CoordinatorClient, wanted: string, signal: AbortSignal): Promise<NodeRecord> {

@@ -1,12 +1,15 @@
-import { readdir, readFile, stat } from 'node:fs/promises';
+import { readdir, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { MAX_PROMPT_TOKENS, type LayerKind } from '@muser/protocol';
 import { z } from 'zod';
 import { CliError, EXIT, usageError } from '../exit.js';
+import { readText } from '../files.js';
 import { findManifest, installedFolder, isFolder, modelFolders } from '../models/catalogue.js';
 import { hfTraits } from '../models/check/hf-traits.js';
 import { verdictOf } from '../models/check/traits.js';
 import type { PlannedModel } from './plan.js';
+
+const MAX_CONFIG_BYTES = 4 * 1024 * 1024;
 
 /** Published figures, for a plan before the model is here: local, local, local, global, thirteen times. */
 const MUSE_GLIMMER_30B: PlannedModel = {
@@ -64,7 +67,13 @@ const contextSchema = z.object({ max_position_embeddings: z.number().int().min(2
 const configSchema = contextSchema.extend({ text_config: contextSchema.nullish() });
 
 async function contextTokens(folder: string): Promise<number> {
-  const config = configSchema.parse(JSON.parse(await readFile(join(folder, 'config.json'), 'utf8')));
+  const parsed = configSchema.safeParse(
+    JSON.parse((await readText(join(folder, 'config.json'), MAX_CONFIG_BYTES)) ?? '{}'),
+  );
+  if (!parsed.success) {
+    throw new CliError(EXIT.failed, 'MODEL_LOAD_FAILED', `${folder}: max_position_embeddings is no length`);
+  }
+  const config = parsed.data;
   const stated = config.text_config?.max_position_embeddings ?? config.max_position_embeddings;
   return Math.min(stated ?? MAX_PROMPT_TOKENS, MAX_PROMPT_TOKENS);
 }

@@ -1,13 +1,14 @@
-import { access, readFile } from 'node:fs/promises';
+import { access } from 'node:fs/promises';
 import { dirname, join, resolve } from 'node:path';
 import { CliError, EXIT } from '../exit.js';
 import { findManifest, installedFolder, isFolder, knownManifests, modelFolders } from '../models/catalogue.js';
 import { type Manifest, modelNameSchema, repositorySchema } from '../models/manifest.js';
 import { storeFolders } from '../models/stores.js';
-import { isMissing } from '../state.js';
+import { readText } from '../files.js';
 
 /** Files of a checkpoint are in the folder of this one. */
 const CONFIG = 'config.json';
+const MAX_REF_BYTES = 1024;
 const COMMIT = /^[0-9a-f]{40}$/;
 
 /**
@@ -20,8 +21,8 @@ export async function findCheckpoint(what: string, env: NodeJS.ProcessEnv): Prom
   const folders = modelFolders(env);
   if (modelNameSchema.safeParse(what).success) return pulled(await findManifest(what, folders), env);
   if (!repositorySchema.safeParse(what).success) throw missing(`there is no folder ${what}`, HELP);
-  const known = await knownManifests(folders);
-  const manifest = known.find(({ source }) => source.type === 'hub' && sameRepository(source.repository, what));
+  const { manifests } = await knownManifests(folders);
+  const manifest = manifests.find(({ source }) => source.type === 'hub' && sameRepository(source.repository, what));
   if (manifest !== undefined) return pulled(manifest, env);
   const cached = await huggingFaceSnapshot(what, env);
   if (cached !== null) return usable(cached);
@@ -53,21 +54,12 @@ function sameRepository(a: string, b: string): boolean {
 async function huggingFaceSnapshot(repository: string, env: NodeJS.ProcessEnv): Promise<string | null> {
   for (const cache of storeFolders(env).huggingface) {
     const folder = join(cache, `models--${repository.replace('/', '--')}`);
-    const commit = await readText(join(folder, 'refs', 'main'));
+    const commit = (await readText(join(folder, 'refs', 'main'), MAX_REF_BYTES))?.trim() ?? null;
     if (commit === null || !COMMIT.test(commit)) continue;
     const snapshot = join(folder, 'snapshots', commit);
     if (await isFolder(snapshot)) return snapshot;
   }
   return null;
-}
-
-async function readText(path: string): Promise<string | null> {
-  try {
-    return (await readFile(path, 'utf8')).trim();
-  } catch (error) {
-    if (isMissing(error)) return null;
-    throw error;
-  }
 }
 
 async function usable(folder: string): Promise<string> {

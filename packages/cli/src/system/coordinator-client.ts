@@ -1,11 +1,12 @@
-import { readFile } from 'node:fs/promises';
 import type { ErrorCode } from '@muser/protocol';
 import { z } from 'zod';
 import { CliError, EXIT } from '../exit.js';
+import { readText } from '../files.js';
 import { requestJson, UnreachableError, type HttpRequest, type JsonAnswer } from '../http.js';
-import { isMissing, type StateLayout } from '../state.js';
+import { type StateLayout } from '../state.js';
 import { printable } from '../terminal.js';
 
+const MAX_TOKEN_BYTES = 64 * 1024;
 const REQUEST_LIMIT_MS = 10_000;
 /** The coordinator tells of a deadline that has passed; this is for one that says nothing any more. */
 const ORDER_MARGIN_MS = 15_000;
@@ -111,21 +112,19 @@ export class CoordinatorClient {
 }
 
 async function readOperatorToken(layout: StateLayout): Promise<string> {
-  try {
-    return (await readFile(layout.operatorTokenFile, 'utf8')).trim();
-  } catch (error) {
-    if (!isMissing(error)) throw error;
-    throw new CliError(EXIT.failed, 'NOT_FOUND', `${layout.operatorTokenFile} is not there`, {
-      advice: 'The coordinator makes it when it starts: run `muser dev`, or name the right folder with --state.',
-    });
-  }
+  const token = await readText(layout.operatorTokenFile, MAX_TOKEN_BYTES);
+  if (token !== null) return token.trim();
+  throw new CliError(EXIT.failed, 'NOT_FOUND', `${layout.operatorTokenFile} is not there`, {
+    advice: 'The coordinator makes it when it starts: run `muser dev`, or name the right folder with --state.',
+  });
 }
 
 function unreachable(base: string, error: unknown): CliError {
   const reason = error instanceof Error ? error.message : String(error);
   const what = error instanceof UnreachableError ? 'no coordinator' : 'no answer from the coordinator';
   return new CliError(EXIT.unreachable, 'PEER_UNREACHABLE', `${what} at ${base}: ${printable(reason)}`, {
-    advice: 'Start it with `muser dev`.',
+    // Its address is in the state folder, so a `muser dev` was started, and may live on without its coordinator.
+    advice: 'Stop `muser dev` where it still runs, and start it again.',
     cause: error,
   });
 }

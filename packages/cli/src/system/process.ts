@@ -1,14 +1,17 @@
 import { spawn, type ChildProcess } from 'node:child_process';
 import { open, rename, stat, type FileHandle } from 'node:fs/promises';
 import { createInterface } from 'node:readline';
-import type { ErrorCode } from '@muser/protocol';
+import { type ErrorCode, isErrorCode } from '@muser/protocol';
 import { z } from 'zod';
 import { CliError, EXIT } from '../exit.js';
-import { isMissing } from '../state.js';
+import { isMissing, openRegular } from '../files.js';
 import { printable } from '../terminal.js';
 
 /** A model of 30 billion parameters is read from disk within this time. */
 const READY_LIMIT_MS = 180_000;
+/** What a process has to say before its log begins is short. */
+const LAST_WORDS_BYTES = 64 * 1024;
+const MAX_REASON_LENGTH = 1_000;
 const LOG_ROTATION_BYTES = 16 * 1024 * 1024;
 
 export interface ProcessSpec<R> {
@@ -69,6 +72,7 @@ export class ManagedProcess<R> {
   static async start<R>(spec: ProcessSpec<R>, signal: AbortSignal): Promise<ManagedProcess<R>> {
     signal.throwIfAborted();
     const log = await openLog(spec.logFile);
+    const { size: logStart } = await log.stat();
     // Plain spawn: a log that goes on when this process is killed needs the file's own descriptor.
     const child = spawn(process.execPath, [spec.entry, ...spec.args], {
       stdio: ['pipe', 'pipe', log.fd],
@@ -84,7 +88,7 @@ export class ManagedProcess<R> {
     } catch (error) {
       child.kill('SIGKILL');
       await exited;
-      throw withLog(error, spec.logFile);
+      throw withLog(await withReason(error, spec, logStart), spec.logFile);
     }
   }
 
@@ -165,7 +169,7 @@ async function readyLine<R>(
       // Standard output may still hold the reason when the process has ended, so its end decides, not the exit.
       lines.once('close', () => {
         void exited.then((reason) => {
-          reject(new CliError(EXIT.failed, 'UNAVAILABLE', `the ${name} ${reason} before it was ready`));
+          reject(new EndedEarly(`the ${name} ${reason} before it was ready`));
         });
       });
     });
@@ -193,13 +197,52 @@ function parseReady<R>(spec: ProcessSpec<R>, line: string): R {
   const refusal = refusalSchema.safeParse(json);
   if (refusal.success) {
     const { code, message } = refusal.data.error;
-    throw new CliError(EXIT.failed, code as ErrorCode, `the ${spec.name} did not start: ${printable(message)}`);
+    throw notStarted(spec.name, code as ErrorCode, message);
   }
   const ready = spec.ready.safeParse(json);
   if (ready.success) return ready.data;
   throw new CliError(EXIT.failed, 'INTERNAL', `the ${spec.name}'s ready line has an unknown form`, {
     cause: ready.error,
   });
+}
+
+/** It ended without a word on standard output. */
+class EndedEarly extends CliError {
+  constructor(message: string) {
+    super(EXIT.failed, 'UNAVAILABLE', message);
+  }
+}
+
+/** A wrong configuration: starting again cannot help. */
+function notStarted(name: string, code: ErrorCode, message: string): CliError {
+  const exitCode = code === 'CONFIG_INVALID' ? EXIT.usage : EXIT.failed;
+  return new CliError(exitCode, code, `the ${name} did not start: ${printable(message)}`);
+}
+
+/** Before its log and its ready line begin, a process tells in `program: CODE: message` why it ends. */
+async function withReason(error: unknown, { name, logFile }: ProcessSpec<unknown>, start: number): Promise<unknown> {
+  if (!(error instanceof EndedEarly)) return error;
+  const lines = (await readFrom(logFile, start)).split('\n').reverse();
+  for (const line of lines) {
+    const [, code, message = ''] = /^[a-z0-9-]+: ([A-Z_]+): (.+)$/.exec(line) ?? [];
+    if (!isErrorCode(code)) continue;
+    return notStarted(
+      name,
+      code,
+      message.length > MAX_REASON_LENGTH ? `${message.slice(0, MAX_REASON_LENGTH)}…` : message,
+    );
+  }
+  return error;
+}
+
+async function readFrom(path: string, start: number): Promise<string> {
+  const file = await openRegular(path);
+  try {
+    const { bytesRead, buffer } = await file.read(Buffer.alloc(LAST_WORDS_BYTES), 0, LAST_WORDS_BYTES, start);
+    return buffer.toString('utf8', 0, bytesRead);
+  } finally {
+    await file.close();
+  }
 }
 
 function withLog(error: unknown, logFile: string): unknown {

@@ -73,7 +73,9 @@ interface Found {
 
 /** A GGUF file, a folder with a config.json, or what of these lies in a folder and in the folders in it. */
 async function findModels(path: string): Promise<Found[]> {
-  if ((await stat(path)).isFile()) return [{ format: 'gguf', path }];
+  const there = await stat(path);
+  if (there.isFile()) return [{ format: 'gguf', path }];
+  if (!there.isDirectory()) throw usageError(`${path} is neither a file nor a folder`);
   const found = await modelsIn(path);
   if (found.every(({ format }) => format === 'gguf')) {
     for (const entry of await readdir(path, { withFileTypes: true })) {

@@ -1,5 +1,6 @@
-import { closeSync, fstatSync, openSync, readSync } from 'node:fs';
+import { closeSync, readSync } from 'node:fs';
 import { CliError, EXIT } from '../../exit.js';
+import { openRegularSync } from '../../files.js';
 
 const WINDOW_BYTES = 256 * 1024;
 
@@ -23,8 +24,9 @@ export class HeaderReader {
     private readonly path: string,
     private readonly limit: number,
   ) {
-    this.#file = openSync(path, 'r');
-    this.size = fstatSync(this.#file).size;
+    const { file, size } = openRegularSync(path);
+    this.#file = file;
+    this.size = size;
   }
 
   close(): void {

@@ -1,8 +1,9 @@
-import { readdir, readFile, stat } from 'node:fs/promises';
+import { readdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { LayerKind } from '@muser/protocol';
+import { ServiceError } from '@muser/service-kit';
 import { z } from 'zod';
-import { isMissing } from '../../state.js';
+import { readText } from '../../files.js';
 import { damaged, HeaderReader } from './header-reader.js';
 import { checkShape, EXPERTS_NOTE, type KvShape, type ModelTraits, Obstacles } from './traits.js';
 
@@ -67,10 +68,11 @@ export interface HfModel {
 
 /** What a Hugging Face folder's config.json, tokenizer.json and safetensors headers say about the KV cache. */
 export async function hfTraits(folder: string): Promise<HfModel> {
-  const raw = await readJson(join(folder, 'config.json'), MAX_CONFIG_BYTES);
-  if (raw === null) throw damaged(`${folder} has no config.json`);
-  const config = parse(configSchema, raw, folder);
-  const text = parse(textSchema, config.text_config ?? config, folder);
+  const file = join(folder, 'config.json');
+  const raw = await readJson(file, MAX_CONFIG_BYTES);
+  if (raw === undefined) throw damaged(`${folder} has no config.json`);
+  const config = parse(configSchema, raw, file);
+  const text = parse(textSchema, config.text_config ?? config, file);
   const obstacles = new Obstacles();
   const notes: string[] = [];
   lookForOtherKinds(config, text, obstacles, notes);
@@ -256,8 +258,8 @@ const tokenizerSchema = z.looseObject({
 
 async function readTokens(path: string, obstacles: Obstacles): Promise<TokenList | null> {
   const raw = await readJson(path, MAX_TOKENIZER_BYTES);
-  obstacles.local(raw === null, 'it has no tokenizer.json: its tokens cannot be compared');
-  if (raw === null) return null;
+  obstacles.local(raw === undefined, 'it has no tokenizer.json: its tokens cannot be compared');
+  if (raw === undefined) return null;
   const { model, added_tokens: added } = parse(tokenizerSchema, raw, path);
   obstacles.local(
     model.type !== 'BPE' || model.byte_fallback === true,
@@ -278,14 +280,14 @@ async function readTokens(path: string, obstacles: Obstacles): Promise<TokenList
   return tokens;
 }
 
+/** undefined when there is no such file: null is JSON. */
 async function readJson(path: string, limit: number): Promise<unknown> {
   try {
-    const { size } = await stat(path);
-    if (size > limit) throw damaged(`${path} has ${size} bytes, allowed are ${limit}`);
-    return JSON.parse(await readFile(path, 'utf8')) as unknown;
+    const text = await readText(path, limit);
+    return text === null ? undefined : (JSON.parse(text) as unknown);
   } catch (error) {
-    if (isMissing(error)) return null;
     if (error instanceof SyntaxError) throw damaged(`${path} is no JSON`, error);
+    if (error instanceof ServiceError && error.code === 'MESSAGE_TOO_LARGE') throw damaged(error.message, error);
     throw error;
   }
 }
@@ -294,5 +296,6 @@ function parse<T>(schema: z.ZodType<T>, value: unknown, where: string): T {
   const parsed = schema.safeParse(value);
   if (parsed.success) return parsed.data;
   const [issue] = parsed.error.issues;
-  throw damaged(`${where}: ${issue?.path.join('.') ?? ''}: ${issue?.message ?? ''}`);
+  const key = issue === undefined || issue.path.length === 0 ? '' : `${issue.path.join('.')}: `;
+  throw damaged(`${where}: ${key}${issue?.message ?? ''}`);
 }
