@@ -37,13 +37,17 @@ export class EngineError extends Error {
   }
 }
 
+/** About a user's file. Their messages are for people, who know no calls. */
+const OF_FILES: ReadonlySet<string> = new Set<EngineErrorCode>(['MODEL_LOAD_FAILED', 'MODEL_UNSUPPORTED']);
+
 /** Gives a native failure its class. What the addon did not name itself is ENGINE_FAILED, with the call's path. */
 export function toEngineError(path: string, error: unknown): EngineError {
   if (error instanceof EngineError) return error;
   const code: unknown = error instanceof Error && 'code' in error ? error.code : undefined;
   const message = error instanceof Error ? error.message : String(error);
   if (typeof code === 'string' && CODES.has(code)) {
-    return new EngineError(code as EngineErrorCode, `${path}: ${message}`, { cause: error });
+    const text = OF_FILES.has(code) ? message : `${path}: ${message}`;
+    return new EngineError(code as EngineErrorCode, text, { cause: error });
   }
   return new EngineError('ENGINE_FAILED', `${path}: unexpected native failure: ${message}`, { cause: error });
 }

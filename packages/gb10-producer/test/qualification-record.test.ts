@@ -8,7 +8,7 @@ import { loadIdentity } from '@muser/transport';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 
 import { canonicalJson, type Json } from '../src/qualify/canonical-json.js';
-import { openRecord, type QualificationRecord, sealRecord } from '../src/qualify/record.js';
+import { openRecord, type QualificationRecord, RECORD_FILE, sealRecord } from '../src/qualify/record.js';
 import { recordSigner } from '../src/qualify/signer.js';
 import { atDepth, THRESHOLDS, thresholdsFor } from '../src/qualify/thresholds.js';
 
@@ -122,6 +122,31 @@ describe('a record', () => {
 
   it.each(['', '[]', '{}', 'null', '{"record":1}', '{"record":{},"signature":{}}'])('is not %s', (content) => {
     expect(() => openRecord(content)).toThrow(expect.objectContaining({ code: 'MESSAGE_INVALID' }) as Error);
+  });
+
+  it.each([
+    ['"verdict":', '"verdict":"passed","verdict":'],
+    ['"record":', '"record":{},"record":'],
+    ['"cosine":', '"\\u0063osine":2,"cosine":'],
+    ['"nodeId":', '"nodeId":"a:b","nodeId":'],
+  ])('is not one with a name twice: %s', (once, twice) => {
+    const file = sealed();
+    const content = JSON.stringify(file).replace(once, twice);
+    expect(() => openRecord(content)).toThrow(expect.objectContaining({ code: 'MESSAGE_INVALID' }) as Error);
+  });
+
+  it('holds with colons and quotation marks in its texts', () => {
+    const record = { ...RECORD, failures: ['a: "b": \\', 'c:"'] };
+    expect(openRecord(sealRecord(record, signer)).record).toEqual(record);
+  });
+
+  it('may be replaced by another, and nothing else may', () => {
+    const file = sealed();
+    expect(RECORD_FILE.isEarlier(JSON.stringify(file))).toBe(true);
+    file.signature['value'] = '';
+    expect(RECORD_FILE.isEarlier(JSON.stringify(file))).toBe(true);
+    delete file.record['verdict'];
+    for (const content of [JSON.stringify(file), '', '{}', 'GGUF']) expect(RECORD_FILE.isEarlier(content)).toBe(false);
   });
 
   it('has a greatest length', () => {

@@ -1,6 +1,6 @@
 import { randomBytes } from 'node:crypto';
 import { constants } from 'node:fs';
-import { chmod, type FileHandle, link, mkdir, open, rename, rm, stat } from 'node:fs/promises';
+import { chmod, type FileHandle, link, lstat, mkdir, open, rename, rm, stat } from 'node:fs/promises';
 import { basename, dirname, join } from 'node:path';
 
 import { ServiceError, type ServiceErrorCode } from './errors.js';
@@ -43,6 +43,46 @@ export async function ensurePrivateFolder(path: string): Promise<void> {
     const message = `the folder ${path} cannot be made or entered (${reasonOf(error)})`;
     throw new ServiceError('UNAVAILABLE', message, { cause: error });
   }
+}
+
+/** Which files a result may replace. */
+export interface ResultKind {
+  /** For messages: `the record of a qualification`. */
+  readonly what: string;
+  readonly maxBytes: number;
+  /** Whether a file with this text is an earlier result. */
+  readonly isEarlier: (text: string) => boolean;
+}
+
+/**
+ * Finds out, before long work, whether its result can be written to `path` with writeFileAtomic: makes the folder, and
+ * tries. Only an earlier result is replaced; a link, a device or another file that is there is somebody's.
+ *
+ * @throws ServiceError CONFIG_INVALID when it cannot, or must not, be written
+ */
+export async function prepareResultFile(path: string, kind: ResultKind): Promise<void> {
+  if (path === '') throw new ServiceError('CONFIG_INVALID', `${kind.what} needs the path of a file`);
+  try {
+    await refuseForeignFile(path, kind);
+    await makeFolders(dirname(path));
+    await withTemporary(path, '', FILE_MODE, () => Promise.resolve());
+  } catch (error) {
+    if (error instanceof ServiceError) throw error;
+    throw new ServiceError('CONFIG_INVALID', `${path} cannot be written (${reasonOf(error)})`, { cause: error });
+  }
+}
+
+async function refuseForeignFile(path: string, { what, maxBytes, isEarlier }: ResultKind): Promise<void> {
+  const found = await lstat(path).catch((error: unknown) => {
+    if (reasonOf(error) === 'ENOENT') return null;
+    throw error;
+  });
+  if (found === null) return;
+  if (!found.isFile()) throw new ServiceError('CONFIG_INVALID', `${path} is there, and is not a regular file`);
+  // Longer ones are not read: those are no results.
+  const text = found.size > maxBytes ? null : await readSmallFile(path, maxBytes);
+  if (text !== null && isEarlier(text)) return;
+  throw new ServiceError('CONFIG_INVALID', `${path} is there, and is not ${what}: it is not replaced`);
 }
 
 /** mkdir with `recursive` never settles where a file system says ENOENT for a folder whose parent is there, as /proc does. */

@@ -19,7 +19,15 @@ export type { Command, CommandLine } from './command-line.js';
 export { createHttpServer } from './http/server.js';
 export type { ErrorReply, HttpServer, HttpServerOptions } from './http/server.js';
 export { fileDigest } from './file-digest.js';
-export { createFileOnce, ensurePrivateFolder, readPrivateFile, readSmallFile, writeFileAtomic } from './files.js';
+export {
+  createFileOnce,
+  ensurePrivateFolder,
+  prepareResultFile,
+  readPrivateFile,
+  readSmallFile,
+  writeFileAtomic,
+} from './files.js';
+export type { ResultKind } from './files.js';
 export { readJsonObject } from './json-input.js';
 export { LearnedRate } from './learned-rate.js';
 export { lockFolder } from './folder-lock.js';

@@ -1,12 +1,19 @@
 import { execFileSync } from 'node:child_process';
 import { existsSync } from 'node:fs';
-import { chmod, mkdir, mkdtemp, readFile, readdir, rm, stat, symlink, writeFile } from 'node:fs/promises';
+import { chmod, lstat, mkdir, mkdtemp, readFile, readdir, rm, stat, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 
-import { createFileOnce, ensurePrivateFolder, readPrivateFile, readSmallFile, writeFileAtomic } from '../src/index.js';
+import {
+  createFileOnce,
+  ensurePrivateFolder,
+  prepareResultFile,
+  readPrivateFile,
+  readSmallFile,
+  writeFileAtomic,
+} from '../src/index.js';
 
 let folder: string;
 beforeEach(async () => {
@@ -101,6 +108,43 @@ describe('readSmallFile', () => {
     }
     if (existsSync('/proc/self/maps')) {
       await expect(readSmallFile('/proc/self/maps', 10)).rejects.toMatchObject({ code: 'MESSAGE_TOO_LARGE' });
+    }
+  });
+});
+
+describe('prepareResultFile', () => {
+  const kind = { what: 'a result', maxBytes: 10, isEarlier: (text: string): boolean => text === 'earlier' };
+
+  it('makes the folder, leaves nothing in it, and lets an earlier result be replaced', async () => {
+    const path = join(folder, 'b', 'c', 'result');
+    await prepareResultFile(path, kind);
+    expect(await readdir(dirname(path))).toEqual([]);
+    await writeFile(path, 'earlier');
+    await prepareResultFile(path, kind);
+    expect(await readFile(path, 'utf8')).toBe('earlier');
+  });
+
+  it("refuses what is somebody else's, and leaves it as it is", async () => {
+    const [earlier, link, pipe, other, long, empty] = ['earlier', 'link', 'pipe', 'other', 'long', 'empty'].map(
+      (name) => join(folder, name),
+    ) as [string, string, string, string, string, string];
+    await writeFile(earlier, 'earlier');
+    await symlink(earlier, link);
+    execFileSync('mkfifo', [pipe]);
+    await writeFile(other, 'other');
+    await writeFile(long, 'x'.repeat(11));
+    await writeFile(empty, '');
+    const before = await readdir(folder);
+    for (const path of [link, pipe, folder, other, long, empty, join(other, 'below'), '']) {
+      await expect(prepareResultFile(path, kind), path).rejects.toMatchObject({ code: 'CONFIG_INVALID' });
+    }
+    expect(await readdir(folder)).toEqual(before);
+    expect((await lstat(link)).isSymbolicLink()).toBe(true);
+  });
+
+  it.runIf(existsSync('/proc/self'))('gives up where nothing can be made', async () => {
+    for (const path of ['/proc/muser/result', '/proc/muser']) {
+      await expect(prepareResultFile(path, kind)).rejects.toMatchObject({ code: 'CONFIG_INVALID' });
     }
   });
 });

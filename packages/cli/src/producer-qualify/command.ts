@@ -1,7 +1,7 @@
-import { access } from 'node:fs/promises';
+import { stat } from 'node:fs/promises';
 import { join, resolve } from 'node:path';
-import { writeFileAtomic } from '@muser/service-kit';
-import { usageError } from '../exit.js';
+import { describeError, prepareResultFile, writeFileAtomic } from '@muser/service-kit';
+import { CliError, EXIT, usageError } from '../exit.js';
 import { formatDuration } from '../format.js';
 import { type CommandContext, runCommand } from '../models/run.js';
 import { ownVariables } from '../producer-run/own-variables.js';
@@ -9,6 +9,7 @@ import { createStateFolders, stateLayout, stateRoot } from '../state.js';
 import { DEFAULT_MODEL } from '../system/paths.js';
 import { describeMilestone, type EngineName, prepareEngine } from '../system/producer-engine.js';
 import { type Progress, runQualifier } from './child.js';
+import { RECORD_FILE } from './schema.js';
 import { type Qualification, qualificationText } from './show.js';
 
 export interface QualifyCommand {
@@ -36,12 +37,14 @@ async function qualify(command: QualifyCommand, { signal, output }: CommandConte
   const startedAt = performance.now();
   const tell = (text: string): void => output.line(`[${formatDuration(performance.now() - startedAt)}] ${text}`);
   const gguf = resolve(command.gguf ?? DEFAULT_MODEL);
-  await access(gguf).catch(() => {
-    throw usageError(`there is no file ${gguf}`, 'Give the GGUF file that decodes with --gguf.');
-  });
+  await requireFile(gguf, 'Give the GGUF file that decodes with --gguf.');
+  if (command.engine === 'llama') {
+    await requireFile(resolve(command.model ?? DEFAULT_MODEL), 'Give the GGUF file that prefills with --model.');
+  }
   const layout = stateLayout(stateRoot(command.state, process.env));
   const file = resolve(command.out ?? join(layout.producer, 'qualification.json'));
   await createStateFolders(layout);
+  await prepareOut(file);
   const alone = { promptTokens: null, requests: 1 };
   const engine = await prepareEngine({ name: command.engine, model: command.model, alone }, signal);
   const configFile = join(layout.producer, 'qualify-config.json');
@@ -58,6 +61,22 @@ async function qualify(command: QualifyCommand, { signal, output }: CommandConte
     signal,
   );
   return { ...result, file };
+}
+
+async function requireFile(path: string, advice: string): Promise<void> {
+  const found = await stat(path).catch(() => null);
+  if (found === null) throw usageError(`there is no file ${path}`, advice);
+  if (!found.isFile()) throw usageError(`${path} is not a file`, advice);
+}
+
+/** Before anything is installed or loaded; the producer looks again, because its own files may be there by then. */
+async function prepareOut(file: string): Promise<void> {
+  try {
+    await prepareResultFile(file, RECORD_FILE);
+  } catch (error) {
+    const advice = 'Choose another file with --out.';
+    throw new CliError(EXIT.usage, 'CONFIG_INVALID', describeError(error).message, { advice, cause: error });
+  }
 }
 
 async function verifyRecord(file: string, { signal }: CommandContext): Promise<Qualification> {

@@ -1,3 +1,4 @@
+import type { ResultKind } from '@muser/service-kit';
 import { z } from 'zod';
 
 /** What is shown of a record. The producer's own schema is the whole of it and has checked it. */
@@ -63,3 +64,18 @@ export const recordSchema = z.object({
   }),
 });
 export type SignedRecord = z.infer<typeof recordSchema>;
+
+const fileSchema = recordSchema.pick({ record: true }).extend({ signature: z.looseObject({}) });
+
+/** A file that a new record may replace. The producer looks closer. */
+export const RECORD_FILE: ResultKind = {
+  what: 'the record of a qualification',
+  maxBytes: 1 << 20,
+  isEarlier: (text) => {
+    try {
+      return fileSchema.safeParse(JSON.parse(text)).success;
+    } catch {
+      return false;
+    }
+  },
+};

@@ -4,10 +4,12 @@ import { access, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { isProcessRunning } from '@muser/service-kit';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { runCli, startCli } from '../support/cli.js';
 
 const GGUF = fileURLToPath(new URL('../../../../models/muse-nano/muse-nano-q8_0.gguf', import.meta.url));
+const PACKAGE = fileURLToPath(new URL('../../package.json', import.meta.url));
 const LIMIT_MS = 120_000;
 
 let folder: string;
@@ -21,6 +23,17 @@ const qualify = (...flags: string[]): ReturnType<typeof runCli> =>
     timeout: LIMIT_MS,
     env: { MUSER_PRODUCER_THREADS: '1', MUSER_PRODUCER_MAX_PROMPT_TOKENS: '4096' },
   });
+
+const startQualify = (state: string): ReturnType<typeof startCli> =>
+  startCli(['producer', 'qualify', '--backend', 'llama', '--state', state, '--gguf', GGUF], {
+    timeout: LIMIT_MS,
+    env: { MUSER_PRODUCER_THREADS: '1', MUSER_PRODUCER_MAX_PROMPT_TOKENS: '4096' },
+  });
+
+async function untilSays({ stderr }: ReturnType<typeof startCli>, text: string): Promise<void> {
+  if (stderr === null || stderr === undefined) throw new Error('the child has no standard error');
+  for (let said = ''; !said.includes(text);) said += String((await once(stderr, 'data'))[0]);
+}
 
 describe('muser producer qualify', () => {
   it(
@@ -73,15 +86,8 @@ describe('muser producer qualify', () => {
     'ends with Ctrl-C, and leaves no lock and no record',
     async () => {
       const state = join(folder, 'stopped');
-      const child = startCli(['producer', 'qualify', '--backend', 'llama', '--state', state, '--gguf', GGUF], {
-        timeout: LIMIT_MS,
-        env: { MUSER_PRODUCER_THREADS: '1', MUSER_PRODUCER_MAX_PROMPT_TOKENS: '4096' },
-      });
-      let said = '';
-      for (const stderr = child.stderr; !said.includes('prompt 1 of');) {
-        if (stderr === null || stderr === undefined) throw new Error('the child has no standard error');
-        said += String((await once(stderr, 'data'))[0]);
-      }
+      const child = startQualify(state);
+      await untilSays(child, 'prompt 1 of');
       child.kill('SIGINT');
       expect((await child).exitCode).toBe(130);
       for (const left of ['lock', 'qualification.json']) {
@@ -93,15 +99,53 @@ describe('muser producer qualify', () => {
 
   it.each([
     [['--gguf', '/nonexistent.gguf'], 2, 'there is no file /nonexistent.gguf'],
+    [['--gguf', '/tmp'], 2, '/tmp is not a file'],
+    [['--model', '/nonexistent.gguf'], 2, 'there is no file /nonexistent.gguf'],
+    [['--gguf', PACKAGE], 1, `${PACKAGE}: no GGUF file`],
+    [['--model', PACKAGE], 1, `${PACKAGE}: no GGUF file`],
+    [['--out', ''], 2, 'error: '],
+    [['--out', '/tmp'], 2, '/tmp is there, and is not a regular file'],
+    [['--out', GGUF], 2, 'is not the record of a qualification: it is not replaced'],
+    [['--out', PACKAGE], 2, 'is not the record of a qualification: it is not replaced'],
+    [['--out', join(PACKAGE, 'below.json')], 2, 'cannot be written (ENOTDIR)'],
+    [['--verify', ''], 2, 'error: '],
     [['--verify', '/nonexistent.json'], 1, 'NOT_FOUND'],
     [['--verify', GGUF], 1, 'MESSAGE_TOO_LARGE'],
-    [['--verify', fileURLToPath(new URL('../../package.json', import.meta.url))], 1, 'MESSAGE_INVALID'],
+    [['--verify', PACKAGE], 1, 'MESSAGE_INVALID'],
     [['--backend', 'other'], 2, 'Allowed choices are llama, vllm'],
   ])('refuses %j', async (flags, code, text) => {
     const { exitCode, stderr } = await qualify(...flags);
     expect(exitCode).toBe(code);
     expect(stderr).toContain(text);
+    expect(stderr).not.toMatch(/checkModelFile|loadModel|prompt 1 of/);
   });
+
+  it.each(['qualify-config.json', 'qualification-key.json'])('does not replace its own %s', async (name) => {
+    const file = join(folder, 'state', 'producer', name);
+    const { exitCode, stderr } = await qualify('--gguf', GGUF, '--out', file);
+    expect({ exitCode, stderr }).toMatchObject({
+      exitCode: 2,
+      stderr: expect.stringContaining('not replaced') as string,
+    });
+  });
+
+  it.each(['has loaded', 'prompt 1 of'])(
+    'takes its engines along when it is killed at "%s"',
+    async (moment) => {
+      const state = join(folder, `killed-${moment.split(' ')[0]}`);
+      const child = startQualify(state);
+      await untilSays(child, moment);
+      const lock = join(state, 'producer', 'lock');
+      const { pid } = JSON.parse(await readFile(lock, 'utf8')) as { pid: number };
+      expect(await isProcessRunning(pid)).toBe(true);
+      child.kill('SIGKILL');
+      await child;
+      await expect.poll(() => isProcessRunning(pid), { timeout: 30_000 }).toBe(false);
+      await expect(access(lock)).rejects.toMatchObject({ code: 'ENOENT' });
+      await expect(access(join(state, 'producer', 'qualification.json'))).rejects.toMatchObject({ code: 'ENOENT' });
+    },
+    LIMIT_MS,
+  );
 
   it('has a help with examples', async () => {
     const { exitCode, stdout } = await runCli(['producer', 'qualify', '--help']);

@@ -1,6 +1,3 @@
-import { mkdir } from 'node:fs/promises';
-import { dirname } from 'node:path';
-
 import { MuserError } from '@muser/protocol';
 import {
   type Command,
@@ -10,13 +7,14 @@ import {
   EXIT,
   flushLogger,
   loadConfig,
+  prepareResultFile,
   printReady,
   readSmallFile,
   writeFileAtomic,
 } from '@muser/service-kit';
 
 import { ENV_PREFIX, producerConfigSchema } from '../config.js';
-import { MAX_RECORD_BYTES, openRecord, sealRecord, type VerifiedRecord } from './record.js';
+import { MAX_RECORD_BYTES, openRecord, RECORD_FILE, sealRecord, type VerifiedRecord } from './record.js';
 import { runQualification } from './run.js';
 import { recordSigner } from './signer.js';
 
@@ -50,10 +48,10 @@ async function run(files: { config: string; gguf: string; out: string }, signal:
   const logger = createLogger('producer', config.logLevel);
   const unfollow = config.exitWithParent ? followParent() : () => undefined;
   try {
-    // First, because what comes next takes long: that the record can be signed, and has a folder.
+    // First, because what comes next takes long: that the record can be signed, and written.
     await ensurePrivateFolder(config.stateDir);
     const signer = await recordSigner(config.stateDir);
-    await mkdir(dirname(files.out), { recursive: true });
+    await prepareResultFile(files.out, RECORD_FILE);
     const record = await runQualification({
       config,
       gguf: files.gguf,
@@ -62,6 +60,8 @@ async function run(files: { config: string; gguf: string; out: string }, signal:
       onProgress: (progress) => printReady({ progress }),
     });
     const content = sealRecord(record, signer);
+    // Once more: hours may have passed.
+    await prepareResultFile(files.out, RECORD_FILE);
     await writeFileAtomic(files.out, content, 0o644);
     return told(openRecord(content));
   } finally {

@@ -1,4 +1,5 @@
 import { MuserError, nodeIdOf, type SigningKey, verifyingKey } from '@muser/protocol';
+import type { ResultKind } from '@muser/service-kit';
 import { z } from 'zod';
 
 import { canonicalJson, type Json } from './canonical-json.js';
@@ -162,7 +163,8 @@ export function sealRecord(record: QualificationRecord, { kind, key }: RecordSig
 /**
  * The content of a record, once its signature holds. That proves who wrote it, by the key that the file names; whose key
  * that is, the reader has to know.
- * @throws MuserError MESSAGE_INVALID when it is no such file, SIGNATURE_INVALID when anything in it was changed
+ * @throws MuserError MESSAGE_INVALID when it is no such file or has a name twice, SIGNATURE_INVALID when anything in it
+ *   was changed
  */
 export function openRecord(content: string): VerifiedRecord {
   const file = parsed(content);
@@ -177,6 +179,19 @@ export function openRecord(content: string): VerifiedRecord {
   return { record: record.data, signer, nodeId };
 }
 
+/** A record may replace an earlier one, also one whose signature no longer holds, and nothing else. */
+export const RECORD_FILE: ResultKind = {
+  what: 'the record of a qualification',
+  maxBytes: MAX_RECORD_BYTES,
+  isEarlier: (content) => {
+    try {
+      return recordSchema.safeParse(parsed(content).record).success;
+    } catch {
+      return false;
+    }
+  },
+};
+
 function parsed(content: string): z.infer<typeof signedSchema> {
   if (content.length > MAX_RECORD_BYTES) {
     throw new MuserError('MESSAGE_TOO_LARGE', `a record has at most ${MAX_RECORD_BYTES} bytes`);
@@ -184,12 +199,25 @@ function parsed(content: string): z.infer<typeof signedSchema> {
   let value: unknown;
   try {
     value = JSON.parse(content);
+    if (membersWritten(content) !== membersOf(value)) throw new SyntaxError('a name is there twice');
   } catch (cause) {
     throw notARecord(cause);
   }
   const file = signedSchema.safeParse(value);
   if (!file.success) throw notARecord(file.error);
   return file.data;
+}
+
+/** Members of all objects in a text that is JSON: colons outside strings. Of a name that is there twice, both count. */
+function membersWritten(content: string): number {
+  return content.replace(/"(?:[^"\\]|\\.)*"/g, '').split(':').length - 1;
+}
+
+/** The same of the parsed value, which has the last of the two alone. */
+function membersOf(value: unknown): number {
+  if (value === null || typeof value !== 'object') return 0;
+  const own = Array.isArray(value) ? 0 : Object.keys(value).length;
+  return Object.values(value).reduce((sum: number, inner) => sum + membersOf(inner), own);
 }
 
 function notARecord(cause: unknown): MuserError {

@@ -1,4 +1,4 @@
-import { loadModel, type Model } from '@muser/metal';
+import { checkModelFile, loadModel, type Model, requireAddon } from '@muser/metal';
 import { fromEngineError, MuserError } from '@muser/protocol';
 import { ensurePrivateFolder, fileDigest, lockFolder, type Logger, startParts } from '@muser/service-kit';
 import { randomUUID } from 'node:crypto';
@@ -66,6 +66,7 @@ async function openParts(options: RunOptions, onClose: (close: () => unknown) =>
   await ensurePrivateFolder(config.stateDir);
   const lock = await lockFolder(config.stateDir);
   onClose(() => lock.release());
+  await checkModelFiles(config.backend === 'llama' ? [config.model, gguf] : [gguf]);
   const producer = await open({
     config,
     logger,
@@ -100,6 +101,19 @@ async function openParts(options: RunOptions, onClose: (close: () => unknown) =>
   onClose(() => decoder.close());
   onProgress({ stage: 'loaded', backend: reference.name, model: reference.model.identity.name });
   return { producer, reference, decoder, prompts, weights: await weightsOf(config, model, signal) };
+}
+
+/** Before the producer's engine is loaded, which may take minutes. */
+async function checkModelFiles(paths: readonly string[]): Promise<void> {
+  for (const path of paths) {
+    try {
+      await requireAddon();
+      await checkModelFile(path);
+    } catch (error) {
+      const { code, message } = fromEngineError(error);
+      throw new MuserError(code, code === 'ADDON_UNAVAILABLE' ? message : `${path}: ${message}`, { cause: error });
+    }
+  }
 }
 
 async function loadReference(path: string, threads: number, signal: AbortSignal): Promise<Model> {
