@@ -10,6 +10,8 @@ export default defineConfig({
     // Two engines with two threads each on two cores come to a standstill, so files run one after another.
     maxWorkers: 1,
     fileParallelism: false,
+    // On a busy machine, processes of a whole system lose sight of one another for a moment. The report names what was retried.
+    retry: slow ? 1 : 0,
     testTimeout: slow ? 300_000 : 60_000,
     hookTimeout: slow ? 300_000 : 60_000,
     projects: folders.map((root) => ({
