@@ -6,6 +6,7 @@ const checks = [
   ['types of tests', ['node_modules/typescript/bin/tsc', '-p', 'tsconfig.tests.json']],
   ['lint', ['node_modules/eslint/bin/eslint.js', '--max-warnings=0', '.']],
   ['format', ['node_modules/prettier/bin/prettier.cjs', '--check', '--log-level=warn', '.']],
+  ['tables made from tests', ['scripts/test-tables.mjs']],
 ];
 
 let failed = 0;

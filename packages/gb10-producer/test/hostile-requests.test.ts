@@ -50,6 +50,7 @@ function changed(bytes: Buffer, random: Random): Buffer {
   }
 }
 
+// promise: A producer answers any hostile request with a code, and goes on serving.
 it(`answers ${REQUESTS} random and changed requests with a code each (seed ${SEED})`, async () => {
   const random = new Random(SEED);
   const codes = new Map<string, number>();

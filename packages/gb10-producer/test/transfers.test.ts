@@ -140,6 +140,7 @@ describe('a request is refused', () => {
     await expect(peer.receive(peer.request({ tokens }))).rejects.toMatchObject({ code: 'PERMISSION_DENIED' });
   });
 
+  // promise: A request with the nonce of a running transfer is refused.
   it('when another transfer has its nonce, and not any more when that is over', async () => {
     await bed.close();
     await start({ queueLimit: 4 }, 0);

@@ -125,6 +125,7 @@ describe('the producer’s end', () => {
 });
 
 describe('the decoder’s end', () => {
+  // promise: A message with changed bytes is never taken for another one than that which was signed.
   it(`never takes one of ${RUNS} mutated messages for another than the one that was signed`, async () => {
     const expected: string[] = [];
     const pristine = newReceiver(short);

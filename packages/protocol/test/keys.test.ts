@@ -29,6 +29,7 @@ describe('keys', () => {
     await expectCode(() => verifyingKey(new Uint8Array(33)), 'SIGNATURE_INVALID');
   });
 
+  // promise: Keys of small order and keys that are no point of the curve are refused, and no others.
   it('that are no point of the curve are refused, others are not', () => {
     const verdicts = new Set<boolean>();
     for (let value = 2; value < 60; value++) {
@@ -52,6 +53,7 @@ function accepts(publicKey: Uint8Array): boolean {
 }
 
 describe('signatures', () => {
+  // promise: A signature holds for what was signed and for the purpose it was signed for, and for nothing else.
   it('hold for exactly their domain and parts', async () => {
     const signature = key.sign('muser/1/begin', part, part);
     verifier.verify('muser/1/begin', [part, part], signature);

@@ -141,6 +141,7 @@ describe('order', () => {
     await expectLastRefused('ORDER_VIOLATION', [sealMessage(shards)]);
   });
 
+  // promise: A second or replayed Begin is refused.
   it('refuses a second Begin, also one that is replayed', () =>
     expectLastRefused('ORDER_VIOLATION', [beginMessage(), beginMessage()]));
 
@@ -280,6 +281,7 @@ describe('a shard', () => {
     expect(error.message).toContain('has window rows from 60, expected 52');
   });
 
+  // promise: A shard whose payload was changed is refused.
   it('with another payload than the signed one is refused', async () => {
     const other = Buffer.from(first.payload);
     other[other.length - 1] = 1 ^ (other.at(-1) ?? 0);
@@ -293,6 +295,7 @@ describe('a shard', () => {
     }
   });
 
+  // promise: A shard that another key signed, or that was signed for another transfer, is refused: replays do not fit.
   it('of another key or another transfer is refused', async () => {
     const { header, payload } = first;
     await expectLastRefused('SIGNATURE_INVALID', [beginMessage(), shardMessage(header, payload, strangerKey)]);
@@ -331,6 +334,7 @@ describe('the Seal', () => {
 });
 
 describe('the end of the stream', () => {
+  // promise: A transfer that ends without its Seal has failed, however much of it came.
   it.each([0, 1, 2, 3, 10])('without a Seal after %i messages is TRANSFER_TRUNCATED', async (count) => {
     const receiver = newReceiver();
     await acceptAll(receiver, messagesOf().slice(0, count));

@@ -38,6 +38,7 @@ describe('a ticket', () => {
     checkTicket(opened, use);
   });
 
+  // promise: A ticket with any bit changed is refused.
   it('is not trusted with another signature or any bit changed', async () => {
     await expectCode(() => openTicket(sealTicket(ticket, strangerKey), coordinator), 'TICKET_INVALID');
     const sealed = Buffer.from(sealTicket(ticket, coordinatorKey));
@@ -76,6 +77,7 @@ describe('a ticket', () => {
     checkTicket(ticket, { ...use, nowMs: issuedAtMs - 5000 });
   });
 
+  // promise: A ticket lives 15 minutes at most.
   it('may not live longer than 15 minutes, nor end before it begins', async () => {
     const long = { ...ticket, expiresAtMs: ticket.expiresAtMs + 1 };
     await expectCode(() => checkTicket(long, use), 'TICKET_INVALID');

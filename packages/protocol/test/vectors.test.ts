@@ -87,6 +87,7 @@ describe('golden vectors of signatures', () => {
     verifyingKey(bytes(vector.publicKey)).verify(vector.domain, parts, bytes(vector.signature));
   });
 
+  // promise: A signature in any other form than the one the key makes is refused.
   it.each(signatures.refused)('refused: $why', ({ publicKey, domain, parts, signature }) => {
     const key = verifyingKey(bytes(publicKey));
     return expectCode(() => key.verify(domain, parts.map(bytes), bytes(signature)), 'SIGNATURE_INVALID').then(
@@ -94,6 +95,7 @@ describe('golden vectors of signatures', () => {
     );
   });
 
+  // promise: A malleated signature is refused.
   it('have a malleated one that satisfies the equation, so that it is refused for its S alone', () => {
     const vector = signatures.refused.find(({ why }) => why.startsWith('malleated'));
     if (vector === undefined) throw new Error('no such vector');

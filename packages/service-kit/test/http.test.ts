@@ -55,6 +55,7 @@ describe('the guard', () => {
     expect((await send(port, { host, 'sec-fetch-site': 'same-origin' })).status).toBe(200);
   });
 
+  // promise: DNS rebinding does not help it.
   it('refuses the Host of a rebound name, another port, or none', async () => {
     const { port } = await create().listen(0);
     const foreign = [
@@ -81,6 +82,7 @@ describe('the guard', () => {
     expect(answer).toMatch(/^HTTP\/1\.1 403 /);
   });
 
+  // promise: A web page in the browser of the user cannot use the HTTP interfaces.
   it('refuses a foreign page even with the right Host, for paths that do not exist too', async () => {
     const { port } = await create().listen(0);
     const host = `127.0.0.1:${port}`;
@@ -101,6 +103,7 @@ describe('the guard', () => {
 });
 
 describe('createHttpServer', () => {
+  // promise: The HTTP interfaces listen on loopback only.
   it.each(['0.0.0.0', '::', '192.168.1.2', 'example.org'])('does not listen on %s', (host) => {
     expect(() => create({ host })).toThrow(expect.objectContaining({ code: 'CONFIG_INVALID' }) as Error);
   });

@@ -41,6 +41,7 @@ describe('createLogger', () => {
     expect(child).toMatchObject({ level: 'warn', component: 'part', part: 'registry', msg: 'slow' });
   });
 
+  // promise: The value of a secret or of a prompt is never logged.
   it('never writes the value of a secret or of a prompt', async () => {
     await linesOf('trace', (logger) => {
       logger.info({ token: 'hunter2', request: { authorization: 'Bearer hunter2', body: { prompt: 'hunter2' } } });

@@ -28,6 +28,7 @@ function externalBytes(): number {
 }
 
 describe('back-pressure', () => {
+  // promise: A reader that stops stops its sender: what both hold is bounded, and nothing is lost.
   it('stops the sender when the reader stops, bounds what both hold, and loses nothing', async () => {
     let sent = 0;
     let mostInFlight = 0;
@@ -83,6 +84,7 @@ describe('back-pressure', () => {
     expect(mostInFlight).toBeGreaterThan(0);
   });
 
+  // promise: A slow reader does not slow another one.
   it('of one reader does not slow another one of the same peer', async () => {
     const { target } = await startProducer(async (call) => {
       for (let index = 0; index < 60; index += 1) await call.send(Buffer.alloc(MIB));

@@ -26,6 +26,7 @@ describe('a connection through a proxy', () => {
     expect(frames.map((frame) => frame[0])).toEqual(Array.from({ length: CHUNKS }, (_, index) => index));
   });
 
+  // promise: A connection that is cut fails on both sides.
   it.each([3 * MIB, 3 * MIB + 1, 17 * MIB + 12_345])(
     'that is cut at byte %i fails on both sides',
     { timeout: SOON_MS },
@@ -56,6 +57,7 @@ describe('a connection through a proxy', () => {
     expect(calls).toHaveLength(0);
   });
 
+  // promise: A network that changes, leaves out or repeats bytes breaks the connection and delivers nothing wrong.
   it.each(
     ['toClient', 'toServer'].flatMap((direction) => ['corrupts', 'drops', 'replays'].map((how) => [how, direction])),
   )('that %s some bytes (%s) fails and delivers nothing wrong', async (how, direction) => {
@@ -74,6 +76,7 @@ describe('a connection through a proxy', () => {
     frames.forEach((frame, index) => expect(frame.equals(Buffer.alloc(MIB, index))).toBe(true));
   });
 
+  // promise: A connection that is reset fails on both sides.
   it.each([600, 3 * MIB + 1])(
     'that is reset at byte %i fails on both sides',
     { timeout: SOON_MS },

@@ -22,6 +22,7 @@ async function modeOf(path: string): Promise<string> {
 }
 
 describe('creating an identity', () => {
+  // promise: Keys are made so that only their owner can read them, and both are proved to belong to the node.
   it('makes keys that only the owner can read, and proves that both belong to the node', async () => {
     const dir = await folder();
     const request = await createIdentity(dir, 'producer');
@@ -38,6 +39,7 @@ describe('creating an identity', () => {
     expect(() => verifyingKey(publicKey).verify('muser/1/csr', [der], proof)).toThrow();
   });
 
+  // promise: A request for a certificate holds no private key.
   it('keeps no private key in the request', async () => {
     const dir = await folder();
     const request = JSON.stringify(await createIdentity(dir, 'producer'));
@@ -93,6 +95,7 @@ describe('installing and loading an identity', () => {
     expect((await expectCode(loadIdentity(dir), 'NOT_FOUND')).message).toContain('enroll it');
   });
 
+  // promise: Keys that other users can read are refused.
   it.each([
     ['keys.json', 0o640],
     ['bundle.json', 0o604],
@@ -105,6 +108,7 @@ describe('installing and loading an identity', () => {
     expect(error.message).toMatch(/run chmod [67]00/);
   });
 
+  // promise: A damaged key file is refused without a word of it in the message.
   it('refuses damaged files without quoting them', async () => {
     const dir = await folder();
     await writeIdentityFolder(dir, await authority.identity('producer'));
@@ -115,6 +119,8 @@ describe('installing and loading an identity', () => {
     await expectCode(loadIdentity(dir), 'CONFIG_INVALID');
   });
 
+  // promise: A certificate for other keys, of another role or of another authority is refused, and nothing is stored
+  // then.
   it('refuses a bundle for other keys, another role or of another CA, and stores nothing then', async () => {
     const dir = await folder();
     const request = await createIdentity(dir, 'producer');
@@ -134,6 +140,7 @@ describe('installing and loading an identity', () => {
     await installIdentity(dir, good);
   });
 
+  // promise: An expired certificate and clocks that differ too much are told apart.
   it('refuses an expired certificate, and one that is not valid yet as a matter of clocks', async () => {
     const dir = await folder();
     const request = await createIdentity(dir, 'producer');
@@ -149,6 +156,7 @@ describe('installing and loading an identity', () => {
 });
 
 describe('peerOf', () => {
+  // promise: A certificate with a second name hidden in it is refused.
   it.each([
     'muser:producer:',
     'muser:wizard:naaaaaaaaaaaaaaaaaaaaaaaaaa',

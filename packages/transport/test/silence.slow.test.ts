@@ -4,6 +4,7 @@ import { expect, it, describe } from 'vitest';
 import { aborted, afterTest, connect, deferred, MIB, startProducer } from './harness.js';
 
 describe('what only time can tell', () => {
+  // promise: A half-open connection is noticed by both sides, and a reader that takes nothing loses its stream.
   it(
     'a half-open connection is noticed by both sides; a reader that takes nothing loses its stream',
     { timeout: 120_000 },

@@ -104,6 +104,7 @@ describe('a message over the limit', () => {
     expect(errors).toEqual([expect.objectContaining({ code: 'MESSAGE_TOO_LARGE' })]);
   });
 
+  // promise: A request over the limit never reaches the code that handles it.
   it('as a request never reaches the handler', async () => {
     const { target, calls } = await startProducer(async () => undefined);
     await expectCode(connect(target).prefill(Buffer.alloc(MAX_MESSAGE_BYTES + 1)), 'MESSAGE_TOO_LARGE');

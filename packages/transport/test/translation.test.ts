@@ -18,6 +18,7 @@ describe('errors on their way through gRPC', () => {
     expect(received).toMatchObject({ code, message: 'what happened', details: { target: 'host:1' } });
   });
 
+  // promise: The text of an unexpected error stays on the machine where it happened.
   it('keeps the text of an unexpected error on the server', () => {
     const sent = toStatus(new Error('the prompt was: secret'));
     expect(JSON.stringify(sent)).not.toContain('secret');

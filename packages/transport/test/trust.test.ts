@@ -47,6 +47,7 @@ const credentials = (identity: { tlsKeyPem: string; tlsCertificatePem: string })
 });
 
 describe('what a listener accepts', () => {
+  // promise: An enrolled node is let in, and the other side knows which node it is.
   it('accepts an enrolled peer, and knows who it is', async () => {
     const { target, calls } = await startProducer(answer);
     expect((await readAll(connect(target).prefill(Buffer.from('request'))))[0]?.toString()).toBe('frame');
@@ -54,6 +55,8 @@ describe('what a listener accepts', () => {
     expect(calls[0]?.requestBytes.toString()).toBe('request');
   });
 
+  // promise: A peer with TLS 1.2, without a certificate, with one of another authority, or without HTTP/2 is refused
+  // in the handshake.
   it('accepts no TLS 1.2, no missing certificate, no other CA, no missing ALPN', async () => {
     const { listener } = await startProducer(answer);
     const { port } = listener.address;
@@ -66,6 +69,7 @@ describe('what a listener accepts', () => {
     expect(await handshake(port, { ...credentials(decoder), ALPNProtocols: [] })).toBe('refused');
   });
 
+  // promise: A peer whose certificate has expired or names no node is refused in the handshake.
   it('accepts no expired certificate and none that names no node', async () => {
     const { listener } = await startProducer(answer);
     const expired = await authority.identity('decoder', {
@@ -77,6 +81,7 @@ describe('what a listener accepts', () => {
     expect(await handshake(listener.address.port, credentials(nameless))).toBe('refused');
   });
 
+  // promise: Plain text is refused, and the port goes on serving others.
   it('refuses plain text, and goes on serving', async () => {
     const { listener, target } = await startProducer(answer);
     const socket = connectTcp(listener.address.port, '127.0.0.1');
@@ -87,6 +92,7 @@ describe('what a listener accepts', () => {
     expect(await readAll(connect(target).prefill(Buffer.alloc(0)))).toHaveLength(1);
   });
 
+  // promise: A hundred connections that say nothing are dropped, and enrolled nodes are served meanwhile.
   it('drops 100 silent connections, and serves a peer while they are there', async () => {
     const { listener, target } = await startProducer(answer);
     const sockets: Socket[] = Array.from({ length: 100 }, () => connectTcp(listener.address.port, '127.0.0.1'));
@@ -98,6 +104,7 @@ describe('what a listener accepts', () => {
     await dropped;
   });
 
+  // promise: One node cannot take all connections of another.
   it('limits the connections of one peer, without harm to another', async () => {
     const { listener, target } = await startProducer(answer);
     const open: TLSSocket[] = [];
@@ -122,6 +129,7 @@ describe('what a listener accepts', () => {
 });
 
 describe('authorization', () => {
+  // promise: A node of the wrong role gets its refusal before anything of its call is handled.
   it('refuses a call with the code that authorize throws, before the handler', async () => {
     const { target, calls } = await startProducer(answer, {
       authorize: (peer) => {
@@ -133,6 +141,7 @@ describe('authorization', () => {
     expect(calls).toHaveLength(0);
   });
 
+  // promise: When a node is disconnected all that runs for it ends, and nothing of anybody else.
   it('breaks what runs for a disconnected peer, and nothing else', async () => {
     const other = await authority.identity('decoder');
     const started = { [decoder.nodeId]: deferred(), [other.nodeId]: deferred() };
@@ -153,6 +162,7 @@ describe('authorization', () => {
     expect(await whole).toHaveLength(1);
   });
 
+  // promise: A certificate that expires while its connection is open is refused at the next call.
   it('refuses a call on an open connection after the certificate has expired', async () => {
     // Valid for the handshake; the second call comes after its end.
     const brief = await authority.identity('decoder', { notAfter: new Date(Date.now() + 6_000) });
@@ -176,6 +186,7 @@ describe('authorization', () => {
 });
 
 describe('what a client accepts', () => {
+  // promise: A node that dials accepts only the node and the role that it expects.
   it('accepts only the node and the role that it expects', async () => {
     const { target } = await startProducer(answer);
     const otherNode = (await authority.identity('producer')).nodeId;
@@ -187,6 +198,7 @@ describe('what a client accepts', () => {
     expect(await readAll(connect(target, { expect: { role: 'producer' } }).prefill(Buffer.alloc(0)))).toHaveLength(1);
   });
 
+  // promise: A server of another authority is refused, and is told from one that cannot be reached.
   it('accepts no server of another CA, none without a node name, and tells an unreachable one apart', async () => {
     const stranger = await startProducer(answer, { identity: await strangers.identity('producer') });
     await expectCode(connect(stranger.target).prefill(Buffer.alloc(0)), 'PEER_IDENTITY');
@@ -218,6 +230,7 @@ describe('what a client accepts', () => {
     expect(error.message).toContain('did not answer');
   });
 
+  // promise: No proxy is taken from the environment.
   it('uses no proxy from the environment', async () => {
     const { target } = await startProducer(answer);
     process.env['grpc_proxy'] = 'http://127.0.0.1:9';
@@ -229,6 +242,7 @@ describe('what a client accepts', () => {
     expect(await readAll(connect(target).prefill(Buffer.alloc(0)))).toHaveLength(1);
   });
 
+  // promise: A connection that was made with one identity is never used with another.
   it('never uses a connection that was made with another identity', async () => {
     const { target, calls } = await startProducer(answer);
     const other = await authority.identity('decoder');

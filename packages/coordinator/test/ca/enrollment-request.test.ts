@@ -61,6 +61,7 @@ describe('verifyRequest', () => {
     await expect(verifyRequest(requestFor(changed, key))).rejects.toMatchObject(refused('not signed by its own key'));
   });
 
+  // promise: A node is enrolled only when it has proved that both its keys are its own.
   it('refuses a request that another node signed, or that was signed for something else', async () => {
     const request = requestFor(csr, key);
     const other = signingKeyFromSeed(generateSigningKey().seed);

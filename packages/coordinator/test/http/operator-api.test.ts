@@ -14,6 +14,7 @@ import { ManualClock } from '../support/manual-clock.js';
 const code = (body: unknown): string => (body as { error: { code: string } }).error.code;
 
 describe('access', () => {
+  // promise: Everything of the coordinator's HTTP interface but its health needs the operator's token.
   it('is open for /health and needs the token for everything else', async () => {
     const { operator, nodeId } = await launchCoordinator();
     const health = await fetch(`${operator.url}/health`);

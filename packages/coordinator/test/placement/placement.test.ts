@@ -166,6 +166,7 @@ describe('placement', () => {
     expect(open(again).issuedAtMs).toBeLessThan(issuedAtMs);
   });
 
+  // promise: A revoked decoder is dropped by the coordinator at once, and let in no more.
   it('drops a revoked decoder at once and lets it in no more', async () => {
     const coordinator = await launchCoordinator();
     const { operator } = coordinator;
@@ -182,6 +183,7 @@ describe('placement', () => {
     expect((await operator.node(nodeId)).state).toBe('revoked');
   });
 
+  // promise: A revoked producer is taken off the list of every decoder at once.
   it('takes a revoked producer off the list at once', async () => {
     const coordinator = await launchCoordinator();
     const { nodeId } = await withProducer(coordinator);
