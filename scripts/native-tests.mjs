@@ -23,7 +23,10 @@ process.exit(counts.failed === 0 && counts.passed > 0 ? 0 : 1);
 async function cppTests(name, switches, folder, filter) {
   await run('node', ['native/metal/scripts/build.mjs', ...switches], { show: true });
   say(`C++ tests, ${name}`);
+  // Who asks for reports gets them.
+  const reports = process.env['MUSER_TEST_REPORTS'];
   const args = [
+    ...(reports ? ['--output-junit', `${reports}/ctest-${name}.xml`] : []),
     '--test-dir',
     `${ROOT}/native/metal/build/${folder}`,
     '--output-on-failure',
@@ -37,7 +40,7 @@ async function cppTests(name, switches, folder, filter) {
 }
 
 async function addonTests() {
-  await run('node', ['native/metal/scripts/build.mjs', '--tools', '--sanitize'], { show: true });
+  await run('node', ['native/metal/scripts/build.mjs', '--sanitize'], { show: true });
   say('addon, sanitized');
   const report = `${ROOT}/.cache/vitest-sanitized.json`;
   rmSync(report, { force: true });

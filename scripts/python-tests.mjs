@@ -1,5 +1,6 @@
-// Lints, type-checks and tests the Python package, real vLLM included. Closes with one line that says how many passed
-// and failed. Installs vLLM and the tools into .cache/vllm first.
+// node scripts/python-tests.mjs [quick] [vllm]: lints, type-checks and tests the Python package; its tests with real vLLM;
+// both when none is named. Closes with one line that says how many passed and failed. Installs vLLM and the tools into
+// .cache/vllm first.
 import { spawnSync } from 'node:child_process';
 import { ROOT, run, say } from './lib/run.mjs';
 
@@ -18,10 +19,14 @@ await run(`${ROOT}/.cache/vllm/uv/bin/uv`, [
 ]);
 
 const counts = { passed: 0, failed: 0 };
-check('lint', ['ruff', 'check', '.', `${ROOT}/bench/gpu`]);
-check('types', ['mypy']);
-tests('unit tests', []);
-tests('tests on real vLLM', ['-m', 'vllm']);
+const wanted = process.argv.slice(2);
+const runs = (name) => wanted.length === 0 || wanted.includes(name);
+if (runs('quick')) {
+  check('lint', ['ruff', 'check', '.', `${ROOT}/bench/gpu`]);
+  check('types', ['mypy']);
+  tests('unit tests', []);
+}
+if (runs('vllm')) tests('tests on real vLLM', ['-m', 'vllm']);
 process.stdout.write(`${counts.passed} passed, ${counts.failed} failed\n`);
 process.exit(counts.failed === 0 && counts.passed > 0 ? 0 : 1);
 
@@ -31,7 +36,10 @@ function check(name, args) {
 }
 
 function tests(name, args) {
-  const { stdout, status } = python(name, ['pytest', '-q', '-p', 'no:cacheprovider', ...args]);
+  // Who asks for reports gets them.
+  const reports = process.env['MUSER_TEST_REPORTS'];
+  const report = reports ? [`--junitxml=${reports}/pytest-${process.pid}-${args.length}.xml`] : [];
+  const { stdout, status } = python(name, ['pytest', '-q', '-p', 'no:cacheprovider', ...report, ...args]);
   const number = (pattern) => Number(pattern.exec(stdout)?.[1] ?? 0);
   const failed = number(/(\d+) failed/) + number(/(\d+) errors?/);
   counts.passed += number(/(\d+) passed/);

@@ -1,5 +1,5 @@
 // `npm test [-- --slow] [filters]`: runs the tests and closes with one line that says how many passed and failed.
-import { existsSync, mkdirSync, readFileSync, rmSync } from 'node:fs';
+import { copyFileSync, existsSync, mkdirSync, readFileSync, rmSync } from 'node:fs';
 import { ROOT, run } from './lib/run.mjs';
 
 const slow = process.argv.includes('--slow');
@@ -25,6 +25,9 @@ if (!existsSync(report)) {
   process.exit(1);
 }
 const { numPassedTests, numFailedTests, testResults } = JSON.parse(readFileSync(report, 'utf8'));
+// Who asks for reports gets them as they are.
+const kept = process.env['MUSER_TEST_REPORTS'];
+if (kept) copyFileSync(report, `${kept}/vitest-${process.pid}.json`);
 rmSync(report);
 // A file that cannot even be loaded has no failed test, but it is a failure.
 const brokenFiles = testResults.filter(
