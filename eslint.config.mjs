@@ -9,6 +9,7 @@ const projects = [
   'packages/*/tsconfig.json',
   'native/metal/tsconfig.json',
   'bench/tsconfig.json',
+  'e2e/tsconfig.json',
   'tsconfig.tests.json',
 ];
 
@@ -26,7 +27,7 @@ const ownDependencies = workspaces.map((folder) => ({
   rules: {
     'import-x/no-extraneous-dependencies': [
       'error',
-      { packageDir: [join(root, folder), root], devDependencies: ['**/test/**', '**/scripts/**'] },
+      { packageDir: [join(root, folder), root], devDependencies: ['**/test/**', '**/scripts/**', 'e2e/**'] },
     ],
   },
 }));

@@ -18,7 +18,9 @@ export function dependencyInputs() {
 
 /** Every file that decides what the TypeScript compiler writes. */
 export function typescriptInputs() {
-  const folders = WORKSPACES.flatMap((w) => [`${w}/src`, `${w}/ts`]).map((path) => join(ROOT, path));
+  const sources = WORKSPACES.flatMap((w) => [`${w}/src`, `${w}/ts`]);
+  const programs = ['faults', 'links', 'soak', 'test/support'].map((name) => `e2e/${name}`);
+  const folders = [...sources, ...programs].map((path) => join(ROOT, path));
   const configs = ['tsconfig.json', 'tsconfig.base.json', ...WORKSPACES.map((w) => `${w}/tsconfig.json`)];
   return [
     ...configs.map((path) => join(ROOT, path)).filter(existsSync),

@@ -11,6 +11,11 @@ export interface Answer {
     cachedTokens: number;
     ttftMs: number;
     kvBytes: number;
+    shards: number;
+    overlap: number;
+    placement: { reason: string; predictedMs: { local: number | null; remote: number | null } };
+    /** Milliseconds since the request was received. */
+    timeline: Record<string, number>;
   };
   /** It had to wait for its turn at the producer. */
   queued: boolean;
@@ -19,13 +24,15 @@ export interface Answer {
 export interface Progress {
   phase: string;
   where?: string;
+  /** KV bytes received and verified so far. */
+  bytes?: number;
 }
 
 /** Asks a decoder over HTTP, greedily, as `muser ask` does, which takes longer to start than a short prefill. */
 export async function chat(
   decoder: string,
   message: string,
-  prefill: 'local' | 'remote',
+  prefill: 'local' | 'remote' | 'auto',
   { signal, onProgress }: { signal?: AbortSignal; onProgress?: (progress: Progress) => void } = {},
 ): Promise<Answer> {
   const limit = AbortSignal.timeout(LIMIT_MS);

@@ -1,10 +1,10 @@
 import { readFileSync } from 'node:fs';
 import { createInterface, type Interface } from 'node:readline';
 import { setTimeout as delay } from 'node:timers/promises';
-import { fileURLToPath } from 'node:url';
 import { execa, type Options, type ResultPromise } from 'execa';
+import { inCheckout } from './checkout.js';
 
-const MAIN = fileURLToPath(new URL('../../../packages/cli/dist/main.js', import.meta.url));
+const MAIN = inCheckout('packages/cli/dist/main.js');
 /** For a busy machine: what takes this long has failed. */
 const LIMIT_MS = 180_000;
 

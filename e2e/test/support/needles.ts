@@ -1,8 +1,8 @@
 import { join } from 'node:path';
 import { writeFile } from 'node:fs/promises';
-import { fileURLToPath } from 'node:url';
 import { loadModel } from '@muser/metal';
 import { needleDocument, type NeedleDocument } from '@muser/testing';
+import { inCheckout } from './checkout.js';
 
 export interface NeedleFile {
   file: string;
@@ -10,7 +10,7 @@ export interface NeedleFile {
 }
 
 /** Whose tokenizer counts; muse-nano-wide has the same. */
-const MODEL = fileURLToPath(new URL('../../../models/muse-nano/muse-nano-q8_0.gguf', import.meta.url));
+const MODEL = inCheckout('models/muse-nano/muse-nano-q8_0.gguf');
 
 export interface NeedleLengths {
   count: number;

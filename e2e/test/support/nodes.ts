@@ -1,14 +1,21 @@
 import { mkdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
-import { fileURLToPath } from 'node:url';
 import { execa } from 'execa';
+import { inCheckout } from './checkout.js';
 import { eventually } from './muser.js';
 
 type Program = 'coordinator' | 'gb10-producer' | 'mac-decoder';
 
-const entryOf = (program: Program): string =>
-  fileURLToPath(new URL(`../../../packages/${program}/dist/main.js`, import.meta.url));
+const entryOf = (program: Program): string => inCheckout(`packages/${program}/dist/main.js`);
+
+/** Where and how a process is started, beside its own command line. */
+export interface Launch {
+  /** A command that starts Node, as `ip netns exec NAME`. It must become Node, so that the process id is Node's. */
+  prefix?: readonly string[];
+  nodeFlags?: readonly string[];
+  env?: Readonly<Record<string, string>>;
+}
 
 /** Where a coordinator is reached, and the token of its operator. */
 export interface CoordinatorAccess {
@@ -21,14 +28,18 @@ export interface CoordinatorAccess {
 export class Node<R> {
   private constructor(
     readonly ready: R,
+    readonly pid: number,
     private readonly child: { kill: (signal: NodeJS.Signals) => boolean } & PromiseLike<unknown>,
   ) {}
 
   /** @param folder its state folder, which holds its configuration and log as well */
-  static async start<R>(program: Program, folder: string, settings: object): Promise<Node<R>> {
+  static async start<R>(program: Program, folder: string, settings: object, launch: Launch = {}): Promise<Node<R>> {
+    const { prefix = [], nodeFlags = [], env = {} } = launch;
     const file = join(folder, 'config.json');
     await writeFile(file, JSON.stringify({ ...settings, stateDir: folder, exitWithParent: true }));
-    const child = execa(process.execPath, [entryOf(program), 'run', '--config', file], {
+    const command = [...prefix, process.execPath, ...nodeFlags, entryOf(program), 'run', '--config', file];
+    const child = execa(command[0] ?? '', command.slice(1), {
+      env,
       stdin: 'pipe',
       stderr: { file: join(folder, 'log') },
       buffer: false,
@@ -44,11 +55,18 @@ export class Node<R> {
     ]);
     const ready = JSON.parse(line) as R & { ready: boolean };
     if (!ready.ready) throw new Error(line);
-    return new Node<R>(ready, child);
+    return new Node<R>(ready, child.pid ?? 0, child);
   }
 
+  /** Lets it close as it should. */
   async stop(): Promise<void> {
     this.child.kill('SIGTERM');
+    await this.child;
+  }
+
+  /** Ends it at once, whatever it does. */
+  async kill(): Promise<void> {
+    this.child.kill('SIGKILL');
     await this.child;
   }
 }
@@ -90,11 +108,23 @@ export async function enrollNode(
 /** A coordinator of its own. */
 export async function startCoordinator(
   folder: string,
-): Promise<{ access: CoordinatorAccess; stop: () => Promise<void> }> {
+  launch: Launch = {},
+): Promise<{ access: CoordinatorAccess; pid: number; stop: () => Promise<void> }> {
   await mkdir(folder, { mode: 0o700 });
-  const node = await Node.start<{ http: string; grpc: string }>('coordinator', folder, {});
+  const node = await Node.start<{ http: string; grpc: string }>('coordinator', folder, {}, launch);
   const token = await readFile(join(folder, 'operator.token'), 'utf8');
-  return { access: { ...node.ready, token: token.trim() }, stop: () => node.stop() };
+  return { access: { ...node.ready, token: token.trim() }, pid: node.pid, stop: () => node.stop() };
+}
+
+export interface ProducerReady {
+  /** "host:port" where it listens. */
+  address: string;
+  nodeId: string;
+}
+
+/** Tells a coordinator where a producer is dialled. */
+export async function announce(coordinator: CoordinatorAccess, nodeId: string, addresses: string[]): Promise<void> {
+  await callCoordinator(coordinator, 'PATCH', `/api/nodes/${nodeId}`, { addresses });
 }
 
 export interface DecoderReady {
@@ -107,15 +137,19 @@ export async function joinDecoder(
   coordinator: CoordinatorAccess,
   folder: string,
   model: string,
+  { settings = {}, launch = {} }: { settings?: object; launch?: Launch } = {},
 ): Promise<Node<DecoderReady>> {
   await enrollNode('mac-decoder', folder, 'joined', coordinator);
-  const settings = { model, threads: 1, coordinator: coordinator.grpc, drainMs: 1_000 };
-  const decoder = await Node.start<DecoderReady>('mac-decoder', folder, settings);
-  await eventually('the decoder sees a producer', async () => {
-    const health = (await (await fetch(new URL('/health', decoder.ready.http))).json()) as {
-      producers: { state: string }[];
-    };
-    return health.producers.some(({ state }) => state === 'healthy' || state === 'ready');
-  });
+  const all = { model, threads: 1, coordinator: coordinator.grpc, drainMs: 1_000, ...settings };
+  const decoder = await Node.start<DecoderReady>('mac-decoder', folder, all, launch);
+  await producersReady(decoder.ready.http, 1);
   return decoder;
+}
+
+/** Waits until a decoder sees so many producers that work. */
+export async function producersReady(decoder: string, count: number): Promise<void> {
+  await eventually(`the decoder sees ${count} producers`, async () => {
+    const health = (await (await fetch(new URL('/health', decoder))).json()) as { producers: { state: string }[] };
+    return health.producers.filter(({ state }) => state === 'healthy' || state === 'ready').length >= count;
+  });
 }
