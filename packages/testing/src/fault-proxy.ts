@@ -1,5 +1,6 @@
 import { createServer, connect, type AddressInfo, type Server, type Socket } from 'node:net';
-import { FaultyStream, type Faults } from './faults.js';
+import { Direction } from './fault-direction.js';
+import { type Faults } from './faults.js';
 
 export interface ConnectionFaults {
   toServer?: Faults;
@@ -8,8 +9,20 @@ export interface ConnectionFaults {
 
 export interface FaultProxyOptions {
   target: { host: string; port: number };
-  /** Asked once for each connection; `index` counts them from 0. */
-  faults?: (index: number) => ConnectionFaults;
+  /** Asked once for each connection, before its first byte passes; `index` counts them from 0. */
+  faults?: (index: number, connection: ProxiedConnection) => ConnectionFaults;
+}
+
+/** One connection through the proxy, for faults that are decided while it lives. */
+export interface ProxiedConnection {
+  /** The client's own port, which tells one client from another. */
+  readonly clientPort: number;
+  readonly toServer: Direction;
+  readonly toClient: Direction;
+  /** False once neither side has its socket any more. */
+  readonly isOpen: boolean;
+  /** Ends it at once, without a word of why. */
+  destroy: () => void;
 }
 
 interface Link {
@@ -24,6 +37,7 @@ export class FaultProxy {
   readonly address: { host: string; port: number };
   readonly #listener: Server;
   readonly #links = new Set<Link>();
+  #target: { host: string; port: number };
   #frozen: { promise: Promise<void>; thaw: () => void } | null = null;
   #accepted = 0;
 
@@ -39,6 +53,7 @@ export class FaultProxy {
 
   private constructor(listener: Server, options: FaultProxyOptions) {
     this.#listener = listener;
+    this.#target = options.target;
     this.address = { host: '127.0.0.1', port: (listener.address() as AddressInfo).port };
     listener.on('connection', (client) => this.#join(client, options));
   }
@@ -54,6 +69,11 @@ export class FaultProxy {
 
   get connectionsOpen(): number {
     return this.#links.size;
+  }
+
+  /** Where new connections go from now on: a server that was started again has another port. */
+  retarget(target: { host: string; port: number }): void {
+    this.#target = target;
   }
 
   /** Nothing passes in either direction until thaw(), while every connection stays open (a half-open peer, a pulled cable). */
@@ -81,10 +101,8 @@ export class FaultProxy {
     await closed;
   }
 
-  #join(client: Socket, { target, faults }: FaultProxyOptions): void {
-    const { toServer = {}, toClient = {} } = faults?.(this.#accepted) ?? {};
-    this.#accepted += 1;
-    const link: Link = { client, server: connect({ ...target, allowHalfOpen: true }), cut: false };
+  #join(client: Socket, { faults }: FaultProxyOptions): void {
+    const link: Link = { client, server: connect({ ...this.#target, allowHalfOpen: true }), cut: false };
     this.#links.add(link);
     for (const socket of [link.client, link.server]) {
       socket.setNoDelay(true);
@@ -95,33 +113,51 @@ export class FaultProxy {
         if (client.destroyed && link.server.destroyed) this.#links.delete(link);
       });
     }
+    const toServer = this.#direction(link, link.client, link.server);
+    const toClient = this.#direction(link, link.server, link.client);
+    const connection: ProxiedConnection = {
+      clientPort: client.remotePort ?? 0,
+      toServer,
+      toClient,
+      get isOpen() {
+        return !(client.destroyed && link.server.destroyed);
+      },
+      destroy: () => destroy(link),
+    };
+    const wanted = faults?.(this.#accepted, connection) ?? {};
+    this.#accepted += 1;
+    if (wanted.toServer !== undefined) toServer.become(wanted.toServer);
+    if (wanted.toClient !== undefined) toClient.become(wanted.toClient);
     void this.#pump(link, link.client, link.server, toServer);
     void this.#pump(link, link.server, link.client, toClient);
   }
 
+  #direction(link: Link, from: Socket, to: Socket): Direction {
+    return new Direction({
+      write: async (piece) => {
+        await this.#frozen?.promise;
+        if (!link.cut) await write(to, piece);
+      },
+      end: (how) => {
+        if (how === 'cut') cut(link, from, to);
+        else if (how === 'reset') resetBoth(link);
+        else if (how === 'half-open') closeOne(link, to);
+      },
+      fail: () => destroy(link),
+    });
+  }
+
   /** Moves one direction; never rejects. */
-  async #pump(link: Link, from: Socket, to: Socket, faults: Faults): Promise<void> {
-    const line = faults.delayMs === undefined ? null : new DelayLine(faults.delayMs, (chunk) => write(to, chunk));
-    const stream = new FaultyStream(faults);
+  async #pump(link: Link, from: Socket, to: Socket, direction: Direction): Promise<void> {
     try {
       // An iterator that ends the socket itself would break half-closed connections.
       for await (const received of from.iterator({ destroyOnReturn: false })) {
         if (link.cut) continue;
-        const { bytes, end } = stream.next(received as Buffer);
-        for (const piece of paced(bytes, faults.bytesPerSecond)) {
-          await this.#frozen?.promise;
-          if (line === null) await write(to, piece);
-          else await line.push(piece);
-          if (faults.bytesPerSecond !== undefined) await sleep((1_000 * piece.length) / faults.bytesPerSecond);
-        }
-        if (end === null) continue;
-        await line?.drained();
-        if (end === 'cut' || end === 'reset') return (end === 'cut' ? cut : resetBoth)(link, from, to);
-        if (end === 'half-open') closeOne(link, to);
+        await direction.take(received as Buffer);
         // Open and silent until somebody ends the connection; leaving the loop here would do that.
-        await new Promise((resolve) => from.once('close', resolve));
+        if (direction.hasEnded && !from.destroyed) await new Promise((resolve) => from.once('close', resolve));
       }
-      await line?.drained();
+      await direction.drained();
       await this.#frozen?.promise;
       if (!link.cut) to.end();
     } catch {
@@ -130,54 +166,11 @@ export class FaultProxy {
   }
 }
 
-/** Pieces of 20 ms each, so that a slow link looks slow and not bursty. */
-function* paced(chunk: Buffer, bytesPerSecond: number | undefined): Generator<Buffer> {
-  const size = bytesPerSecond === undefined ? Math.max(1, chunk.length) : Math.max(1, Math.floor(bytesPerSecond / 50));
-  for (let start = 0; start < chunk.length; start += size) yield chunk.subarray(start, start + size);
-}
-
-/** Hands on what was pushed after a fixed time, in order. */
-class DelayLine {
-  static readonly MAX_BYTES = 64 * 1024 * 1024;
-  readonly #delayMs: number;
-  readonly #deliver: (chunk: Buffer) => Promise<void>;
-  #last: Promise<void> = Promise.resolve();
-  #bytes = 0;
-
-  constructor(delayMs: number, deliver: (chunk: Buffer) => Promise<void>) {
-    this.#delayMs = delayMs;
-    this.#deliver = deliver;
-  }
-
-  async push(chunk: Buffer): Promise<void> {
-    const due = Date.now() + this.#delayMs;
-    this.#bytes += chunk.length;
-    const before = this.#last;
-    this.#last = (async () => {
-      await before;
-      await sleep(due - Date.now());
-      await this.#deliver(chunk);
-      this.#bytes -= chunk.length;
-    })();
-    // A failed write is reported by the next push or by drained().
-    this.#last.catch(() => undefined);
-    if (this.#bytes > DelayLine.MAX_BYTES) await this.#last;
-  }
-
-  drained(): Promise<void> {
-    return this.#last;
-  }
-}
-
 function write(socket: Socket, chunk: Buffer): Promise<void> {
   return new Promise((resolve, reject) => {
     if (chunk.length === 0) resolve();
     else socket.write(chunk, (error) => (error == null ? resolve() : reject(error)));
   });
-}
-
-function sleep(milliseconds: number): Promise<void> {
-  return new Promise((resolve) => setTimeout(resolve, Math.max(0, milliseconds)));
 }
 
 /**

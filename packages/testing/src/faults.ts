@@ -39,9 +39,11 @@ export class FaultyStream {
   readonly #faults: Faults;
   readonly #end: { at: number; how: FaultEnd } | null;
   readonly #recorded: Buffer[] = [];
-  #offset = 0;
+  #offset: number;
 
-  constructor(faults: Faults) {
+  /** @param offset bytes that passed before these faults */
+  constructor(faults: Faults, offset = 0) {
+    this.#offset = offset;
     this.#faults = faults;
     this.#end = endOf(faults);
   }
