@@ -164,6 +164,13 @@ export const ERROR_CODES = Object.freeze({
     'An operator has paused the producer; its model is unloaded, or is about to be.',
     'Use another producer or prefill locally; `muser node resume NAME` loads the model again.',
   ),
+  PRODUCER_SLOW: entry(
+    504,
+    'DEADLINE_EXCEEDED',
+    true,
+    'A remote prefill was left because local prefill had become the sooner way.',
+    'Look at the load of the producer and the link; `--prefill remote` waits for it whatever it takes.',
+  ),
   NO_PRODUCER: entry(
     503,
     'UNAVAILABLE',

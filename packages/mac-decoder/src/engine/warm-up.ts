@@ -24,7 +24,7 @@ export async function measureLocalPrefill(
       await engineCall(() => lease.sequence.evaluate(step, { signal }));
       milliseconds = performance.now() - startedAt;
     }
-    rates.local.learn(tokens, milliseconds);
+    rates.local.learn(tokens * (STEPS - 1), tokens * STEPS, milliseconds);
   } finally {
     await lease.release();
   }

@@ -6,6 +6,9 @@ export class TransferFigures {
   /** Producer's own account, from its Seal; since it sent Begin. */
   prefill: { startMs: number; endMs: number; queueMs: number; reusedTokens: number } | null = null;
 
+  /** The last chunk that came whole: its end, and when. */
+  lastChunk: { end: number; at: number } | null = null;
+
   private readonly installs: { at: number; payloadBytes: number }[] = [];
   private burst = { bytes: 0, milliseconds: 0, lastAt: 0, chunk: -1 };
   private lastChunkAt = Infinity;

@@ -40,8 +40,10 @@ export type FrameSource = (
 export interface TransferOptions extends WantedTransfer {
   readonly frames: FrameSource;
   readonly stallTimeoutMs: number;
-  /** The request's own end: nothing is saved then. */
+  /** The request's own end. What is verified stays in the sequence: its rows may be kept for the next request. */
   readonly signal: AbortSignal;
+  /** Ends the transfer with its reason as the failure; the sequence goes back to the last resume point. */
+  readonly leave?: AbortSignal;
   readonly now: () => number;
   readonly observer: TransferObserver;
 }
@@ -52,7 +54,7 @@ export interface TransferObserver {
   progress(progress: Progress): void;
   received(at: number, figures: TransferFigures): void;
   sealed(at: number, figures: TransferFigures): void;
-  installed(at: number, position: number): void;
+  installed(at: number, position: number, lastResumePoint: number): void;
 }
 
 export interface TransferResult {
@@ -101,7 +103,11 @@ class Transfer {
   }
 
   async run(): Promise<TransferResult> {
-    const deadline = setTimeout(() => this.stop.abort(deadlineError(this.options.deadlineMs)), this.options.deadlineMs);
+    const { deadlineMs, leave } = this.options;
+    const deadline = setTimeout(() => this.stop.abort(deadlineError(deadlineMs)), deadlineMs);
+    const onLeave = (): void => this.stop.abort(leave?.reason);
+    leave?.addEventListener('abort', onLeave, { once: true });
+    if (leave?.aborted === true) onLeave();
     try {
       await this.receive();
       await this.installs.finished();
@@ -112,6 +118,7 @@ class Transfer {
       return await this.giveUp(error);
     } finally {
       clearTimeout(deadline);
+      leave?.removeEventListener('abort', onLeave);
       this.discardFilling();
     }
   }
@@ -211,6 +218,7 @@ class Transfer {
     if (chunkComplete === null) return;
     this.filling = null;
     const { end, resumePoint } = chunkComplete;
+    this.figures.lastChunk = { end, at };
     this.installs.push({ stage: filling.stage, end, resumePoint, payloadBytes: filling.payloadBytes });
   }
 
@@ -218,7 +226,7 @@ class Transfer {
     const at = this.options.now();
     this.figures.addInstall(at, chunk.payloadBytes);
     if (chunk.resumePoint) this.lastResumePoint = chunk.end;
-    this.options.observer.installed(at, chunk.end);
+    this.options.observer.installed(at, chunk.end, this.lastResumePoint);
   }
 
   private requireRoomFor(begin: Begin): void {

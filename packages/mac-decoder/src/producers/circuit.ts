@@ -3,9 +3,13 @@ import type { ErrorCode } from '@muser/protocol';
 const FIRST_PAUSE_MS = 1_000;
 const LONGEST_PAUSE_MS = 60_000;
 
-/** Failures that say nothing about the producer's health: of the request, of the client, or of ordinary load. */
+/**
+ * Failures that say nothing about the producer's health: of the request, of the client, or of ordinary load. A producer that
+ * was too slow for a request is healthy, too: a circuit of its own keeps such requests away (`Producer.pace`).
+ */
 const HARMLESS: ReadonlySet<ErrorCode> = new Set([
   'CANCELLED',
+  'PRODUCER_SLOW',
   'PROMPT_TOO_LONG',
   'QUEUE_FULL',
   'PRODUCER_DRAINING',
@@ -19,7 +23,10 @@ const HARMLESS: ReadonlySet<ErrorCode> = new Set([
  * |---------|--------------------------------------------|-----------------------------------------------------------|
  * | closed  | all                                        | a failure -> open                                         |
  * | open    | none, for a pause that doubles up to 60 s  | the pause's end and the next request -> probing           |
- * | probing | that one, no others                        | its success -> closed; its failure -> open; neither -> open with the pause over |
+ * | probing | that one, no others                        | its success -> closed; its failure -> open; neither -> open with the pause as it was |
+ *
+ * A request whose own link dropped may try again before the pause is over (`admitsRetry`), as the one probe. When that fails
+ * the pause stays as it is: it is still the same failure.
  */
 export class Circuit {
   private state: 'closed' | 'open' | 'probing' = 'closed';
@@ -31,6 +38,16 @@ export class Circuit {
   /** Whether a request may go to this producer now. */
   get admits(): boolean {
     return this.state === 'closed' || (this.state === 'open' && this.now() >= this.openUntil);
+  }
+
+  /** Whether a request that this producer failed may try it again before the pause is over: nobody else does. */
+  get admitsRetry(): boolean {
+    return this.state !== 'probing';
+  }
+
+  /** Whether the next request would be a probe. */
+  get awaitsProbe(): boolean {
+    return this.state === 'open' && this.admits;
   }
 
   /** Milliseconds until a request may try again; 0 when it may now. */
@@ -49,10 +66,16 @@ export class Circuit {
   }
 
   failed(code: ErrorCode): void {
-    if (HARMLESS.has(code)) return this.undecided();
-    // Requests that were under way together fail together; that is one failure.
-    if (this.state === 'open' && this.now() < this.openUntil) return;
+    if (HARMLESS.has(code)) this.undecided();
+    else this.trip();
+  }
+
+  /** A failure, whatever its code. */
+  trip(): void {
+    const inPause = this.state !== 'closed' && this.now() < this.openUntil;
     this.state = 'open';
+    // Requests that were under way together fail together, and an early retry fails for the same reason: one failure.
+    if (inPause) return;
     this.openUntil = this.now() + this.pauseMs;
     this.pauseMs = Math.min(LONGEST_PAUSE_MS, this.pauseMs * 2);
   }

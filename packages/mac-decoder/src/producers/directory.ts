@@ -6,7 +6,10 @@ export interface Producer {
   readonly entry: ProducerEntry;
   /** End of its ticket on this process's monotonic clock, in milliseconds. */
   readonly ticketEndsAt: number;
+  /** Whether it works. */
   readonly circuit: Circuit;
+  /** Whether it is fast enough for requests in mode `auto`; one that was left because it was too slow opens it. */
+  readonly pace: Circuit;
 }
 
 /** A ticket this close to its end is not used: the producer's clock may be a little ahead. */
@@ -27,10 +30,14 @@ export class ProducerDirectory {
     for (const entry of list.producers) {
       const known = this.producers.get(entry.nodeId);
       const circuit = known?.circuit ?? new Circuit(this.now);
-      if (known !== undefined && known.entry.state !== 'ready' && entry.state === 'ready') circuit.reset();
+      const pace = known?.pace ?? new Circuit(this.now);
+      if (known !== undefined && known.entry.state !== 'ready' && entry.state === 'ready') {
+        circuit.reset();
+        pace.reset();
+      }
       // Lifetimes are taken from the coordinator's own clock, so that a wrong clock here does not matter.
       const ticketEndsAt = this.now() + (entry.ticketExpiresAtMs - list.coordinatorTimeMs);
-      updated.set(entry.nodeId, { entry, ticketEndsAt, circuit });
+      updated.set(entry.nodeId, { entry, ticketEndsAt, circuit, pace });
     }
     this.producers = updated;
   }
@@ -42,6 +49,12 @@ export class ProducerDirectory {
   /** Producers that may take a prompt of that length now. */
   available(promptTokens: number): Producer[] {
     return this.all().filter((producer) => this.obstacle(producer, promptTokens) === null);
+  }
+
+  /** That producer, if it may take the rest of such a prompt after its link dropped; its circuit tells when. */
+  availableAgain(nodeId: string, promptTokens: number): Producer | null {
+    const producer = this.producers.get(nodeId);
+    return producer === undefined || this.unusable(producer, promptTokens) !== null ? null : producer;
   }
 
   /** Why no producer takes such a prompt now, for people. Empty when one does. */
@@ -56,13 +69,18 @@ export class ProducerDirectory {
   }
 
   private obstacle(producer: Producer, promptTokens: number): string | null {
-    const { entry, circuit, ticketEndsAt } = producer;
+    const { circuit } = producer;
+    const unusable = this.unusable(producer, promptTokens);
+    if (unusable !== null || circuit.admits) return unusable;
+    return `failed a moment ago and is tried again in ${circuit.pauseLeftMs} ms`;
+  }
+
+  private unusable({ entry, ticketEndsAt }: Producer, promptTokens: number): string | null {
     if (entry.state !== 'ready') return `is ${entry.state}`;
     if (ticketEndsAt - TICKET_MARGIN_MS <= this.now()) return 'has a ticket that ended (TICKET_EXPIRED)';
     if (promptTokens > entry.maxPromptTokens) {
       return `takes at most ${entry.maxPromptTokens} of ${promptTokens} tokens (PROMPT_TOO_LONG)`;
     }
-    if (!circuit.admits) return `failed a moment ago and is tried again in ${circuit.pauseLeftMs} ms`;
     return null;
   }
 }

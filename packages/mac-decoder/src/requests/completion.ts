@@ -45,25 +45,49 @@ export interface CompletionResult {
   readonly report: MuserReport;
 }
 
+/** What one producer did for a request. */
+export interface AttemptReport {
+  readonly producer: ProducerReport;
+  /** Tokens of the prompt that were in the cache when it began; rows from here on were asked for. */
+  readonly from: number;
+  /** And when it had ended: the prompt without its last token when it completed, else the last resume point. */
+  readonly to: number;
+  /** Verified payload bytes. */
+  readonly bytes: number;
+  /** Why it ended early; null when it did not. */
+  readonly code: ErrorCode | null;
+}
+
+export interface ProducerReport {
+  readonly nodeId: string;
+  readonly name: string;
+  readonly backend: string;
+}
+
 /** The `muser` object of an answer. */
 export interface MuserReport {
   /**
-   * `resumed`: the transfer failed part-way, and local prefill went on from an installed resume point. `local` with a
-   * fallback: a remote prefill was wanted and failed before any resume point.
+   * Who prefilled what was not in the cache. `remote`: producers alone, in one attempt or several. `resumed`: producers up to
+   * an installed resume point, this decoder from there on. `local`: this decoder alone; with a fallback, a remote prefill
+   * was wanted and brought nothing.
    */
   readonly prefill: 'local' | 'remote' | 'resumed';
+  /** Why this decoder prefilled although a remote prefill was begun or asked for; null when it did not. */
   readonly fallback: { readonly code: ErrorCode; readonly message: string } | null;
+  /** Every remote attempt in its order; each begins where the one before ended. */
+  readonly attempts: readonly AttemptReport[];
   readonly promptTokens: number;
   /** Tokens of the prompt that were in the cache before the request. */
   readonly cachedTokens: number;
   readonly ttftMs: number;
-  /** Verified payload bytes. */
+  /** Verified payload bytes, of all attempts. */
   readonly kvBytes: number;
   readonly shards: number;
-  /** Share of the payload bytes installed before the producer's prefill ended, 0 to 1. */
+  /** Share of the payload bytes installed before the prefill of the producer that sent them ended, 0 to 1. */
   readonly overlap: number;
-  readonly producer: { readonly nodeId: string; readonly name: string; readonly backend: string } | null;
-  /** Why the prompt was prefilled where it was. */
+  /** That of the last attempt. */
+  readonly producer: ProducerReport | null;
+  /** Why the prompt was placed where it was at first. */
   readonly placement: {
     readonly reason: string;
     readonly predictedMs: { readonly local: number | null; readonly remote: number | null };

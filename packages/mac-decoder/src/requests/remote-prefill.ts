@@ -1,9 +1,11 @@
 import type { Geometry, ModelIdentity } from '@muser/protocol';
 import type { SequenceLease } from '../engine/decoder-engine.js';
 import { transferPrefill, type TransferObserver, type TransferResult } from '../ingest/transfer.js';
-import type { MeasuredRates } from '../placement/rates.js';
+import type { Pace } from '../placement/pace.js';
+import type { AttemptSample, MeasuredRates } from '../placement/rates.js';
 import type { ProducerConnections } from '../producers/connections.js';
 import type { Producer } from '../producers/directory.js';
+import { PaceTimer } from './pace-timer.js';
 import type { ProgressMeter } from './progress.js';
 import type { Timeline } from './timeline.js';
 
@@ -18,39 +20,67 @@ export interface RemotePrefillOptions {
   readonly deadlineMs: number;
   readonly stallTimeoutMs: number;
   readonly signal: AbortSignal;
+  /** How long the producer may take; null where the request waits for it whatever it takes. */
+  readonly pace: Pace | null;
+  /** Payload bytes of the request's attempts before this one. */
+  readonly bytesBefore: number;
   readonly timeline: Timeline;
   readonly meter: ProgressMeter;
   readonly rates: MeasuredRates;
 }
 
-/** Lets a producer prefill a prompt, and learns from how it went: its circuit, its rates, the request's timeline. */
+/**
+ * One attempt: lets a producer prefill what the sequence lacks of a prompt, and learns from how it went: its circuits, its
+ * rates, the request's timeline.
+ */
 export async function remotePrefill(options: RemotePrefillOptions): Promise<TransferResult> {
-  const { producer, connections, timeline } = options;
+  const { producer, connections, timeline, lease, pace } = options;
   const startedAt = timeline.now();
+  const heldTokens = lease.sequence.position;
+  const timer = pace === null ? null : new PaceTimer(pace, timeline.now, heldTokens);
   producer.circuit.begin();
+  if (pace !== null) producer.pace.begin();
+  options.rates.of(producer.entry.nodeId).begin();
   try {
     const result = await transferPrefill({
       ...options,
       producer: producer.entry,
       frames: (requestBytes, limits) => connections.prefill(producer.entry, requestBytes, limits),
       now: timeline.now,
-      observer: observerOf(options),
+      observer: observerOf(options, timer),
+      ...(timer === null ? {} : { leave: timer.signal }),
     });
-    if (result.failure === null) producer.circuit.succeeded();
-    else if (result.failedHere) producer.circuit.undecided();
-    else producer.circuit.failed(result.failure.code);
-    learn(options, result, startedAt);
+    settleCircuits(producer, result, pace !== null);
+    options.rates.of(producer.entry.nodeId).learn(sampleOf(options, result, { startedAt, heldTokens }));
     return result;
   } catch (error) {
     // The request was cancelled, or the engine cannot go on.
     producer.circuit.undecided();
+    if (pace !== null) producer.pace.undecided();
     throw error;
+  } finally {
+    timer?.stop();
   }
 }
 
-function observerOf({ timeline, meter, tokens }: RemotePrefillOptions): TransferObserver {
+/**
+ * Being slow says nothing about a producer's health, and only requests that are in a hurry are kept away for it. A failure
+ * says nothing about its pace.
+ */
+function settleCircuits({ circuit, pace }: Producer, { failure, failedHere }: TransferResult, paced: boolean): void {
+  if (failure === null) circuit.succeeded();
+  else if (failedHere) circuit.undecided();
+  else circuit.failed(failure.code);
+  if (!paced) return;
+  if (failure === null) pace.succeeded();
+  else if (failure.code === 'PRODUCER_SLOW') pace.trip();
+  else pace.undecided();
+}
+
+function observerOf(options: RemotePrefillOptions, timer: PaceTimer | null): TransferObserver {
+  const { timeline, meter, tokens, bytesBefore, lease } = options;
   const total = tokens.length - 1;
-  let installed = 0;
+  let installed = lease.sequence.position;
   return {
     accepted: (at) => timeline.mark('accepted', at),
     progress: ({ queuePosition, tokensPrefilled }) => {
@@ -60,7 +90,7 @@ function observerOf({ timeline, meter, tokens }: RemotePrefillOptions): Transfer
     received: (at, figures) => {
       timeline.markFirst('firstByte', at);
       timeline.mark('lastByte', at);
-      meter.setBytes(figures.payloadBytes);
+      meter.setBytes(bytesBefore + figures.payloadBytes);
       meter.report('remote', 'transfer', installed, total);
     },
     sealed: (at, { beginAt, prefill }) => {
@@ -69,20 +99,38 @@ function observerOf({ timeline, meter, tokens }: RemotePrefillOptions): Transfer
       timeline.mark('prefillStart', beginAt + prefill.startMs);
       timeline.mark('prefillEnd', beginAt + prefill.endMs);
     },
-    installed: (at, position) => {
+    installed: (at, position, lastResumePoint) => {
       installed = position;
+      timer?.reached(lastResumePoint);
       timeline.mark('installed', at);
       meter.report('remote', 'transfer', installed, total);
     },
   };
 }
 
-function learn({ producer, rates, tokens }: RemotePrefillOptions, result: TransferResult, startedAt: number): void {
-  const learned = rates.of(producer.entry.nodeId);
-  const { figures } = result;
-  learned.link.learn(figures.linkSample.bytes, figures.linkSample.milliseconds);
-  if (figures.beginAt !== null) learned.handshakes.learn(1, figures.beginAt - startedAt);
-  if (figures.prefill === null) return;
-  const { startMs, endMs, reusedTokens } = figures.prefill;
-  learned.prefill.learn(tokens.length - 1 - reusedTokens, endMs - startMs);
+function sampleOf(
+  { timeline, tokens, chunkTokens }: RemotePrefillOptions,
+  { figures, failure }: TransferResult,
+  { startedAt, heldTokens }: { startedAt: number; heldTokens: number },
+): AttemptSample {
+  const { beginAt, prefill, lastChunk, linkSample: link } = figures;
+  const tooSlow = failure?.code === 'PRODUCER_SLOW';
+  if (beginAt === null) {
+    // One that has not begun when it is left would have taken longer still.
+    return { handshakeMs: tooSlow ? timeline.now() - startedAt : null, link, prefill: null, tooSlow };
+  }
+  const sample = { handshakeMs: beginAt - startedAt, link, tooSlow };
+  if (prefill !== null) {
+    const { startMs, endMs, reusedTokens } = prefill;
+    return { ...sample, prefill: { tokens: tokens.length - 1 - reusedTokens, milliseconds: endMs - startMs } };
+  }
+  const received = (lastChunk?.end ?? heldTokens) - heldTokens;
+  if (tooSlow) {
+    // The next chunk would have taken longer still.
+    const next = Math.min(chunkTokens, tokens.length - heldTokens - received);
+    return { ...sample, prefill: { tokens: received + next, milliseconds: timeline.now() - beginAt } };
+  }
+  // Whether it computed the rows that were held here is not known: only a whole prompt tells.
+  if (lastChunk === null || heldTokens > 0) return { ...sample, prefill: null };
+  return { ...sample, prefill: { tokens: received, milliseconds: lastChunk.at - beginAt } };
 }

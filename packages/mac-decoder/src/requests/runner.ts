@@ -1,17 +1,20 @@
-import { withoutForeignText, type MuserError } from '@muser/protocol';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { MuserError, withoutForeignText } from '@muser/protocol';
 import type { Logger } from '@muser/service-kit';
 import type { DecoderEngine, SequenceLease } from '../engine/decoder-engine.js';
 import { engineCall } from '../errors/engine-errors.js';
-import type { TransferResult } from '../ingest/transfer.js';
-import { choosePlacement, type Placement } from '../placement/choose.js';
+import { choosePlacement } from '../placement/choose.js';
+import { Pace } from '../placement/pace.js';
 import type { MeasuredRates } from '../placement/rates.js';
 import type { ProducerConnections } from '../producers/connections.js';
-import type { Producer, ProducerDirectory } from '../producers/directory.js';
-import type { CompletionRequest, CompletionResult, CompletionSink, MuserReport } from './completion.js';
+import type { ProducerDirectory } from '../producers/directory.js';
+import { attemptPrefill } from './attempts.js';
+import type { CompletionRequest, CompletionResult, CompletionSink } from './completion.js';
 import { ProgressMeter } from './progress.js';
 import { remotePrefill } from './remote-prefill.js';
+import { figuresForLog, reportOf, type PrefillOutcome } from './report.js';
 
-/** Prompts shorter than this say nothing about the rate of prefill. */
+/** Steps shorter than this say nothing about the rate of prefill. */
 const MIN_LEARNED_TOKENS = 64;
 const MAX_PENALTY_TOKENS = 2 ** 20;
 
@@ -24,15 +27,6 @@ export interface RunnerOptions {
   readonly transferDeadlineMs: number;
   readonly stallTimeoutMs: number;
   readonly logger: Logger;
-}
-
-/** What is known of a prompt's prefill when decoding begins. */
-interface PrefillOutcome {
-  /** Tokens that the sequence held before anything was prefilled. */
-  readonly heldTokens: number;
-  readonly placement: Placement;
-  readonly transfer: TransferResult | null;
-  readonly fallback: MuserError | null;
 }
 
 /** Takes requests their whole way: room, placement, prefill there or here, decoding, report. */
@@ -73,40 +67,57 @@ export class RequestRunner {
   ): Promise<PrefillOutcome> {
     const { engine, directory, connections, rates } = this.options;
     const { timeline, tokens, mode } = request;
+    const { geometry, chunkTokens } = engine;
     const heldTokens = lease.sequence.position;
-    const placement = choosePlacement(directory, rates, {
-      mode,
-      promptTokens: tokens.length,
-      heldTokens,
-      geometry: engine.geometry,
-      chunkTokens: engine.chunkTokens,
-    });
+    const placedAt = timeline.now();
+    const localMs = (from: number, to: number): number => rates.local.predictMs(from, to);
+    const pace = mode === 'auto' ? new Pace({ localMs, promptTokens: tokens.length, heldTokens, placedAt }) : null;
+    const work = { promptTokens: tokens.length, geometry, chunkTokens };
+    const patienceMs = pace === null ? Infinity : pace.leaveAt(heldTokens) - placedAt;
+    const placement = choosePlacement(directory, rates, { ...work, mode, heldTokens, patienceMs });
     timeline.mark('placed');
     const { producer } = placement;
     if (producer === null || connections === null) {
       if (placement.fallback !== null) meter.setFallback(placement.fallback);
-      return { heldTokens, placement, transfer: null, fallback: placement.fallback };
+      return { heldTokens, placement, attempts: [], fallback: placement.fallback };
     }
-    const transfer = await remotePrefill({
-      lease,
-      producer,
-      connections,
-      model: engine.identity,
-      geometry: engine.geometry,
-      tokens,
-      chunkTokens: engine.chunkTokens,
+    const attempts = await attemptPrefill({
+      requestId: request.id,
+      mode,
+      first: producer,
+      work,
+      heldTokens,
+      pace,
       deadlineMs: this.options.transferDeadlineMs,
-      stallTimeoutMs: this.options.stallTimeoutMs,
-      signal,
-      timeline,
-      meter,
+      directory,
       rates,
+      attempt: (chosen, limits) =>
+        remotePrefill({
+          ...{
+            lease,
+            producer: chosen,
+            connections,
+            geometry,
+            tokens,
+            chunkTokens,
+            signal,
+            pace,
+            timeline,
+            meter,
+            rates,
+          },
+          ...limits,
+          model: engine.identity,
+          stallTimeoutMs: this.options.stallTimeoutMs,
+        }),
+      now: timeline.now,
+      sleep: (milliseconds) => pauseUnless(signal, milliseconds),
+      random: Math.random,
+      logger: this.options.logger,
     });
-    if (transfer.failure !== null) {
-      meter.setFallback(transfer.failure);
-      this.options.logger.warn(failureForLog(request, producer, transfer), 'remote prefill failed');
-    }
-    return { heldTokens, placement, transfer, fallback: transfer.failure };
+    const fallback = attempts.at(-1)?.result.failure ?? null;
+    if (fallback !== null) meter.setFallback(fallback);
+    return { heldTokens, placement, attempts, fallback };
   }
 
   private async decode(
@@ -119,8 +130,12 @@ export class RequestRunner {
   ): Promise<CompletionResult> {
     const { engine, rates } = this.options;
     const { timeline, tokens } = request;
-    const prompt = tokens.slice(lease.sequence.position);
+    const heldTokens = lease.sequence.position;
+    const prompt = tokens.slice(heldTokens);
     const startedAt = timeline.now();
+    const steps = new StepClock(startedAt, (from, to, milliseconds) => {
+      if (to - from >= MIN_LEARNED_TOKENS) rates.local.learn(heldTokens + from, heldTokens + to, milliseconds);
+    });
     if (prompt.length > 1) timeline.markFirst('prefillStart', startedAt);
     let decoded = 0;
     const generated = await engineCall(() =>
@@ -134,8 +149,8 @@ export class RequestRunner {
           stopStrings: [...request.stopStrings],
           signal,
           onPrefillProgress: (done) => {
-            if (prompt.length > 1)
-              meter.report('local', 'prefill', tokens.length - prompt.length + done, tokens.length);
+            steps.reached(done, timeline.now());
+            if (prompt.length > 1) meter.report('local', 'prefill', heldTokens + done, tokens.length);
           },
         },
         (output) => {
@@ -150,7 +165,6 @@ export class RequestRunner {
     timeline.mark('lastTokenEvaluated', startedAt + timings.lastPromptTokenMs);
     timeline.mark('firstToken', startedAt + timings.firstTokenMs);
     timeline.mark('done');
-    if (prompt.length >= MIN_LEARNED_TOKENS) rates.local.learn(prompt.length, timings.lastPromptTokenMs);
     return {
       finishReason: generated.reason === 'stop' ? 'stop' : 'length',
       promptTokens: tokens.length,
@@ -160,57 +174,26 @@ export class RequestRunner {
   }
 }
 
-function reportOf({ tokens, timeline }: CompletionRequest, outcome: PrefillOutcome): MuserReport {
-  const { heldTokens, placement, transfer, fallback } = outcome;
-  const entry = placement.producer?.entry;
-  return {
-    prefill: wayOf(outcome),
-    fallback: fallback === null ? null : { code: fallback.code, message: fallback.message },
-    promptTokens: tokens.length,
-    cachedTokens: heldTokens,
-    ttftMs: timeline.since('firstToken') ?? 0,
-    kvBytes: transfer?.figures.payloadBytes ?? 0,
-    shards: transfer?.figures.shards ?? 0,
-    overlap: transfer?.figures.overlap ?? 0,
-    producer: entry === undefined ? null : { nodeId: entry.nodeId, name: entry.name, backend: entry.backend },
-    placement: { reason: placement.reason, predictedMs: placement.predictedMs },
-    timeline: timeline.toJSON(),
-  };
+/** Tells how long each step of a local prefill took. */
+class StepClock {
+  private from = 0;
+
+  constructor(
+    private since: number,
+    private readonly onStep: (from: number, to: number, milliseconds: number) => void,
+  ) {}
+
+  reached(to: number, at: number): void {
+    this.onStep(this.from, to, at - this.since);
+    this.from = to;
+    this.since = at;
+  }
 }
 
-function wayOf({ transfer, heldTokens }: PrefillOutcome): MuserReport['prefill'] {
-  if (transfer === null) return 'local';
-  if (transfer.failure === null) return 'remote';
-  return transfer.position > heldTokens ? 'resumed' : 'local';
-}
-
-function figuresForLog({ report, completionTokens, finishReason }: CompletionResult): Record<string, unknown> {
-  const { prefill, fallback, promptTokens, ttftMs, kvBytes, timeline } = report;
-  const code = fallback?.code ?? null;
-  return {
-    prefill,
-    fallback: code,
-    promptTokens,
-    completionTokens,
-    finishReason,
-    ttftMs,
-    kvBytes,
-    doneMs: timeline.done,
-  };
-}
-
-function failureForLog(
-  request: CompletionRequest,
-  producer: Producer,
-  { failure, reached, position, figures }: TransferResult,
-): Record<string, unknown> {
-  return {
-    request: request.id,
-    producerId: producer.entry.nodeId,
-    code: failure?.code,
-    reason: failure?.message,
-    reached,
-    resumedAt: position,
-    kvBytes: figures.payloadBytes,
-  };
+async function pauseUnless(signal: AbortSignal, milliseconds: number): Promise<void> {
+  try {
+    await sleep(milliseconds, undefined, { signal });
+  } catch (cause) {
+    throw new MuserError('CANCELLED', 'The request was cancelled between two attempts.', { cause });
+  }
 }

@@ -112,19 +112,6 @@ const before: Case[] = [
 
 const during: Case[] = [
   {
-    name: 'the connection breaks',
-    code: 'PEER_UNREACHABLE',
-    resumedAt: 2 * CHUNK_TOKENS,
-    how: {
-      after: async (kind, shard) => {
-        if (kind === 'shard' && shard === FIRST_OF_CHUNK_2) {
-          rig.producer.listener.disconnectPeer(rig.identities.decoder.nodeId);
-          throw new EndStream();
-        }
-      },
-    },
-  },
-  {
     name: 'the stream ends without a Seal',
     code: 'TRANSFER_TRUNCATED',
     resumedAt: 2 * CHUNK_TOKENS,

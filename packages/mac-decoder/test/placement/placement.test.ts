@@ -1,8 +1,8 @@
 import { expect, test } from 'vitest';
 import type { Geometry } from '@muser/protocol';
 import { choosePlacement } from '../../src/placement/choose.js';
-import { handoffBytes, predictRemoteMs } from '../../src/placement/predict.js';
-import { MeasuredRates } from '../../src/placement/rates.js';
+import { handoffBytes, predictRemote } from '../../src/placement/predict.js';
+import { MeasuredRates, type AttemptSample } from '../../src/placement/rates.js';
 import { ProducerDirectory } from '../../src/producers/directory.js';
 import { producerEntry, producerList } from '../support/entries.js';
 
@@ -24,17 +24,23 @@ function place(mode: 'local' | 'remote' | 'auto', rates: MeasuredRates, director
     heldTokens: 0,
     geometry,
     chunkTokens: 2_048,
+    patienceMs: 1e9,
   });
 }
 
 function setUp(options: { local: number; remote: number; queue?: number }) {
   const rates = new MeasuredRates();
-  rates.local.learn(options.local, 1_000);
+  rates.local.learn(0, options.local, 1_000);
   const directory = new ProducerDirectory();
   directory.update(
     producerList(producerEntry({ prefillTokensPerSecond: options.remote, queueLength: options.queue ?? 0 })),
   );
   return { rates, directory };
+}
+
+function measured(rates: MeasuredRates, sample: Partial<AttemptSample>): void {
+  const nothing = { handshakeMs: null, link: { bytes: 0, milliseconds: 0 }, prefill: null, tooSlow: false };
+  rates.of(producerEntry().nodeId).learn({ ...nothing, ...sample });
 }
 
 test('a hand-off of the 30-B geometry has 52 KiB a token', () => {
@@ -56,7 +62,7 @@ test('auto counts the queue and the link', () => {
   const busy = setUp({ local: 300, remote: 1_300, queue: 10 });
   expect(place('auto', busy.rates, busy.directory).producer).toBeNull();
   const slowLink = setUp({ local: 300, remote: 1_300 });
-  slowLink.rates.of(producerEntry().nodeId).link.learn(1_000_000, 1_000);
+  measured(slowLink.rates, { link: { bytes: 1_000_000, milliseconds: 1_000 } });
   expect(place('auto', slowLink.rates, slowLink.directory).producer).toBeNull();
 });
 
@@ -67,7 +73,7 @@ test('auto tries a producer that nobody has measured', () => {
 
 test('what was measured counts more than what a producer says of itself', () => {
   const { rates, directory } = setUp({ local: 300, remote: 5_000 });
-  rates.of(producerEntry().nodeId).prefill.learn(100, 1_000);
+  measured(rates, { prefill: { tokens: 100, milliseconds: 1_000 } });
   expect(place('auto', rates, directory).producer).toBeNull();
 });
 
@@ -97,11 +103,12 @@ test('a prompt of one token stays here', () => {
 test('the prediction grows with tokens, queue and a slower link', () => {
   const rates = new MeasuredRates();
   const ms = (tokens: number, queueLength: number): number =>
-    predictRemoteMs(rates, producerEntry({ prefillTokensPerSecond: 1_000, queueLength }), {
+    predictRemote(rates, producerEntry({ prefillTokensPerSecond: 1_000, queueLength }), {
       geometry,
-      tokens,
+      promptTokens: tokens,
+      heldTokens: 0,
       chunkTokens: 2_048,
-    });
+    }).endMs;
   expect(ms(2_000, 0)).toBeGreaterThan(ms(1_000, 0));
   expect(ms(1_000, 1)).toBeGreaterThan(ms(1_000, 0));
 });

@@ -33,10 +33,12 @@ async function prefill(shape: TransferShape, o: { failInstall?: number; ending?:
     const { failure, failedHere } = await remotePrefill({
       ...bench.wanted(SHAPE),
       lease,
-      producer: { entry: bench.producer, ticketEndsAt: Infinity, circuit },
+      producer: { entry: bench.producer, ticketEndsAt: Infinity, circuit, pace: new Circuit(() => 0) },
       connections: { prefill: (_entry, ...call) => frames(...call) as AsyncGenerator<Buffer, void, undefined> },
       deadlineMs: 60_000,
       signal: new AbortController().signal,
+      pace: null,
+      bytesBefore: 0,
       timeline,
       meter: new ProgressMeter(timeline.now, () => undefined),
       rates: new MeasuredRates(),

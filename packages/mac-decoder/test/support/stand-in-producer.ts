@@ -19,6 +19,8 @@ export interface Misbehaviour {
   readonly beforeBegin?: (call: PrefillCall, request: PrefillRequest) => Promise<void>;
   /** Other claims than the true ones. */
   readonly sender?: (options: SenderOptions) => SenderOptions;
+  /** Before a chunk is computed; `index` counts the chunks of this call. */
+  readonly beforeChunk?: (index: number, call: PrefillCall) => Promise<void>;
   /** Other rows than the true ones; the digest is made afterwards. */
   readonly payload?: (payload: Buffer, shard: number) => Buffer;
   /** Chunks whose window rows are left out, as a producer does when its reader is behind. */
@@ -44,6 +46,8 @@ export interface StandInProducer {
   /** Calls that are running now. */
   readonly running: () => number;
   readonly calls: () => number;
+  /** What each call asked for, in order: tokens held by the decoder, and of the prompt. */
+  readonly requests: { heldTokens: number; promptTokens: number }[];
   misbehave(how: Misbehaviour): void;
   close(): Promise<void>;
 }
@@ -70,6 +74,7 @@ export async function startStandInProducer(options: {
   let how: Misbehaviour = {};
   let running = 0;
   let calls = 0;
+  const requests: StandInProducer['requests'] = [];
 
   const prefill = async (call: PrefillCall): Promise<void> => {
     const behaviour = how;
@@ -77,6 +82,7 @@ export async function startStandInProducer(options: {
     calls += 1;
     try {
       const request = decodePrefillRequest(call.requestBytes);
+      requests.push({ heldTokens: request.heldTokens, promptTokens: request.tokens.length });
       await behaviour.beforeBegin?.(call, request);
       const honest: SenderOptions = {
         nonce: request.nonce,
@@ -109,6 +115,7 @@ export async function startStandInProducer(options: {
     engine,
     running: () => running,
     calls: () => calls,
+    requests,
     misbehave: (next) => {
       how = next;
     },
@@ -142,12 +149,19 @@ async function transfer(o: {
     const sinceStartUs = (): number => Math.round((performance.now() - startedAt) * 1_000);
     await send(sender.begin(), 'begin');
     let prefillEndUs = 0;
-    for (let start = 0, index = 0; start < endToken; start += chunkTokens, index += 1) {
+    const firstToken = request.heldTokens;
+    // Rows that the decoder holds are computed again, in whole chunks, and not sent.
+    for (let from = 0; from < firstToken; from += chunkTokens) {
+      const chunk = request.tokens.subarray(from, Math.min(firstToken, from + chunkTokens));
+      await sequence.evaluate(chunk, { signal: call.signal });
+    }
+    for (let start = firstToken, index = 0; start < endToken; start += chunkTokens, index += 1) {
       const end = Math.min(endToken, start + chunkTokens);
+      await behaviour.beforeChunk?.(index, call);
       await sequence.evaluate(request.tokens.subarray(start, end), { signal: call.signal });
       prefillEndUs = sinceStartUs();
       const skipped = behaviour.skipWindowOf?.includes(index) ?? false;
-      const windowStart = skipped ? end : windowStartOf(geometry, 0, start, end);
+      const windowStart = skipped ? end : windowStartOf(geometry, firstToken, start, end);
       const exported = await sequence.exportRange(start, end, { windowStart });
       for (const plan of planChunkShards({
         geometry,
