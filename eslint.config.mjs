@@ -27,7 +27,10 @@ const ownDependencies = workspaces.map((folder) => ({
   rules: {
     'import-x/no-extraneous-dependencies': [
       'error',
-      { packageDir: [join(root, folder), root], devDependencies: ['**/test/**', '**/scripts/**', 'e2e/**'] },
+      {
+        packageDir: [join(root, folder), root],
+        devDependencies: ['**/test/**', '**/fuzz/**', '**/scripts/**', 'e2e/**'],
+      },
     ],
   },
 }));
@@ -58,7 +61,7 @@ export default tseslint.config(
   ...ownDependencies,
   {
     // Matchers such as expect.any() and parsed JSON are `any`.
-    files: ['**/test/**/*.ts'],
+    files: ['**/test/**/*.ts', '**/fuzz/**/*.ts'],
     rules: { '@typescript-eslint/no-unsafe-assignment': 'off' },
   },
   {

@@ -8,8 +8,14 @@ export {
   type Validity,
 } from './authority.js';
 export { needleDocument, type NeedleDocument, type NeedleDocumentOptions } from './documents.js';
-export { FaultProxy, type ConnectionFaults, type FaultProxyOptions } from './fault-proxy.js';
+export { type Direction } from './fault-direction.js';
+export { FaultProxy, type ConnectionFaults, type FaultProxyOptions, type ProxiedConnection } from './fault-proxy.js';
 export { type ByteRange, type Faults } from './faults.js';
+export { Choices } from './fuzzing/choices.js';
+export { fuzz, type FuzzOptions, type FuzzResult } from './fuzzing/fuzzer.js';
+export { mutatedJson, PLANTED_SECRET } from './fuzzing/json.js';
+export { mutated, type Chooser } from './fuzzing/mutations.js';
+export { TargetProcess, type Outcome, type TargetCommand } from './fuzzing/target-process.js';
 export { cpuSeconds, processesBelow, treeCpuSeconds } from './process-tree.js';
 export { Random } from './random.js';
 export { statesTable, type StatesCell } from './states-table.js';
