@@ -6,7 +6,7 @@ import { execFileSync, spawnSync } from 'node:child_process';
 import { readFileSync, rmSync } from 'node:fs';
 import { ROOT, run, say } from './lib/run.mjs';
 
-const LONG_UNDER_SANITIZERS = 'Long/|HandoffWindow|HandoffAnswer|HandoffSequences|/2049_';
+const LONG_UNDER_SANITIZERS = 'Long(Plain|Flash)/|HandoffWindow|HandoffAnswer|HandoffSequences|/2049_';
 /** Tests of the addon that stay short with a sanitized addon; llama.cpp itself is not instrumented. */
 const ADDON_TESTS = ['architectures', 'loading', 'tokenizer', 'sequences', 'lifetime'];
 

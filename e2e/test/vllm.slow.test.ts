@@ -45,7 +45,10 @@ let needles: NeedleDocument[];
 beforeAll(async () => {
   execFileSync(process.execPath, [inRepository('scripts/vllm-env.mjs'), '--quiet'], { stdio: 'inherit' });
   folder = await mkdtemp(join(tmpdir(), 'muser-vllm-e2e-'));
-  needles = await makeNeedles({ count: QUESTIONS, shortest: 300, longest: 16_000 });
+  needles = [
+    ...(await makeNeedles({ count: QUESTIONS - 1, shortest: 300, longest: 6_000 })),
+    ...(await makeNeedles({ count: 1, shortest: 16_000, longest: 16_000 })),
+  ];
   coordinator = await startCoordinator(join(folder, 'coordinator'));
   const { access } = coordinator;
   await enrollNode('gb10-producer', join(folder, 'gb10', 'producer'), 'gb10', access);

@@ -20,13 +20,21 @@ export interface NeedleLengths {
 }
 
 /** Documents with one fact each that is asked for, from the shortest to the longest, evenly by ratio. */
-export async function makeNeedles({ count, shortest, longest }: NeedleLengths): Promise<NeedleDocument[]> {
+export function makeNeedles({ count, shortest, longest }: NeedleLengths): Promise<NeedleDocument[]> {
+  const lengthOf = (index: number): number => Math.round(shortest * (longest / shortest) ** (index / Math.max(1, count - 1)));
+  return needleDocuments(Array.from({ length: count }, (_, index) => lengthOf(index)));
+}
+
+/**
+ * One document of each of these lengths, in tokens.
+ * @param firstSeed of the first one; each other has the next
+ */
+export async function needleDocuments(lengths: readonly number[], firstSeed = 1): Promise<NeedleDocument[]> {
   const model = await loadModel(MODEL);
   const tokenCount = (text: string): number => model.tokenize(text, { special: false }).length;
-  const made = Array.from({ length: count }, (_, index) => {
-    const approximateTokens = Math.round(shortest * (longest / shortest) ** (index / (count - 1)));
-    return needleDocument({ seed: index + 1, approximateTokens, tokenCount });
-  });
+  const made = lengths.map((approximateTokens, index) =>
+    needleDocument({ seed: firstSeed + index, approximateTokens, tokenCount }),
+  );
   model.close();
   return made;
 }

@@ -65,11 +65,12 @@ async function receive(options: Partial<EngineOptions>, prompt: Int32Array, chun
   });
 }
 
+/** Prompts of 8,000 tokens are in test/cpp/kv/handoff_test.cpp, of 16,000 in the producer's llama-transfers test. */
 const CASES: { chunkTokens: number; lengths: number[] }[] = [
-  { chunkTokens: 512, lengths: [2, 3, 511, 512, 513, 2049, 8000, 16_000] },
-  { chunkTokens: 2048, lengths: [2, 3, 511, 512, 513, 2049, 8000] },
+  { chunkTokens: 512, lengths: [2, 3, 511, 512, 513, 2049] },
+  { chunkTokens: 2048, lengths: [2, 3, 511, 512, 513, 2049] },
   { chunkTokens: 7, lengths: [2, 3, 511, 512, 513, 2049] },
-  { chunkTokens: 1, lengths: [2, 3, 511, 2049] },
+  { chunkTokens: 1, lengths: [2, 3, 511, 700] },
 ];
 
 // Long on a machine that is busy with other things.
@@ -98,7 +99,7 @@ describe('hand-off equals local prefill', { timeout: 600_000 }, () => {
   });
 
   it.each([
-    { flashAttention: true, kvType: 'f16' as const, lengths: [3, 513, 2049, 8000] },
+    { flashAttention: true, kvType: 'f16' as const, lengths: [3, 513, 2049] },
     { flashAttention: true, kvType: 'q8_0' as const, lengths: [3, 513, 2049] },
   ])(
     'with flash attention and a $kvType cache: the same first token, logits within 1',

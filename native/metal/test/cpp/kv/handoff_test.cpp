@@ -141,8 +141,13 @@ INSTANTIATE_TEST_SUITE_P(Short, Handoff,
                          testing::Combine(kModes, testing::Values(2, 3, 511, 512, 513, 2049),
                                           testing::Values(512, kLongChunk, 7)),
                          case_name);
-INSTANTIATE_TEST_SUITE_P(Long, Handoff,
-                         testing::Combine(kModes, testing::Values(8000), testing::Values(512, kLongChunk)),
+// A prompt of many chunks; of each mode one size of chunk, since the short ones have all.
+INSTANTIATE_TEST_SUITE_P(LongPlain, Handoff,
+                         testing::Combine(testing::Values(kPlain), testing::Values(8000), testing::Values(512)),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(LongFlash, Handoff,
+                         testing::Combine(testing::Values(kFlash, kQuantized), testing::Values(8000),
+                                          testing::Values(kLongChunk)),
                          case_name);
 
 TEST(HandoffAnswer, FindsTheNeedle) {
