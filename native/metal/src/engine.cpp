@@ -175,17 +175,20 @@ std::shared_ptr<Sequence> Engine::open(uint32_t reserve_tokens) {
   if (free_ids_.empty()) {
     refuse(ErrorCode::ContextFull, "all " + std::to_string(options_.max_sequences) + " sequences are in use");
   }
-  if (reserve_tokens > options_.context_tokens - std::min<uint64_t>(reserved_tokens_, options_.context_tokens)) {
-    refuse(ErrorCode::ContextFull,
-           std::to_string(reserve_tokens) + " tokens wanted (" + std::to_string(sequence_bytes(reserve_tokens)) +
-               " bytes of cache), " + std::to_string(options_.context_tokens - reserved_tokens_) + " of " +
-               std::to_string(options_.context_tokens) + " are free");
-  }
+  require_cells(reserve_tokens, reserved_tokens_);
   const llama_seq_id id = *free_ids_.begin();
   auto sequence = std::make_shared<Sequence>(id, reserve_tokens, geometry_);
   free_ids_.erase(id);
   reserved_tokens_ += reserve_tokens;
   return sequence;
+}
+
+void Engine::require_cells(uint32_t tokens, uint64_t others) const {
+  const uint64_t free = options_.context_tokens - std::min<uint64_t>(others, options_.context_tokens);
+  if (tokens <= free) return;
+  refuse(ErrorCode::ContextFull, std::to_string(tokens) + " tokens wanted (" + std::to_string(sequence_bytes(tokens)) +
+                                     " bytes of cache), " + std::to_string(free) + " of " +
+                                     std::to_string(options_.context_tokens) + " are free");
 }
 
 void Engine::release(const Sequence& sequence) {
@@ -269,7 +272,11 @@ void Engine::truncate(const std::shared_ptr<Sequence>& sequence, uint32_t positi
           refuse(ErrorCode::RangeViolation, "the sequence ends at token " + std::to_string(ledger.position()) + ", before " +
                                        std::to_string(position));
         }
-        if (position == ledger.position()) return;
+        if (position == ledger.position()) {
+          // Rows beyond the last resume point may be there: they are kept, but nobody can go on from their end.
+          if (position > 0) require(ErrorCode::SequenceState, ledger.can_decode(1));
+          return;
+        }
         if (position > 0) require_rows(context.geometry(), "truncate");
         std::optional<kv::TokenRange> seen;
         // The ledger counts only on rows that no other sequence can take; the cache may hold more.
@@ -279,6 +286,23 @@ void Engine::truncate(const std::shared_ptr<Sequence>& sequence, uint32_t positi
         ledger.after_truncate(position, seen);
         target.publish_position();
         target.forget_logits();
+      },
+      std::move(completion));
+}
+
+void Engine::reserve(const std::shared_ptr<Sequence>& sequence, uint32_t tokens, Completion<> completion) {
+  immediate(
+      sequence,
+      [this, tokens](Context&, Sequence& target) {
+        if (tokens < target.position()) {
+          refuse(ErrorCode::RangeViolation, "the sequence ends at token " + std::to_string(target.position()) +
+                                                ", " + std::to_string(tokens) + " are too few");
+        }
+        const std::lock_guard lock(mutex_);
+        const uint64_t others = reserved_tokens_ - target.reserved_tokens();
+        require_cells(tokens, others);
+        reserved_tokens_ = others + tokens;
+        target.reserved_tokens_.store(tokens);
       },
       std::move(completion));
 }

@@ -87,6 +87,8 @@ class Engine {
   void export_range(const std::shared_ptr<Sequence>& sequence, uint32_t start, uint32_t end, uint32_t window_start,
                     Completion<std::shared_ptr<const kv::ExportView>> completion);
   void truncate(const std::shared_ptr<Sequence>& sequence, uint32_t position, Completion<> completion);
+  /// Gives the sequence another reservation; after an error it has the one that it had.
+  void reserve(const std::shared_ptr<Sequence>& sequence, uint32_t tokens, Completion<> completion);
   void fork(const std::shared_ptr<Sequence>& source, uint32_t reserve_tokens,
             Completion<std::shared_ptr<Sequence>> completion);
   void pack_window(const std::shared_ptr<Sequence>& sequence, Completion<> completion);
@@ -104,6 +106,8 @@ class Engine {
   void immediate(const std::shared_ptr<Sequence>& sequence, ImmediateOperation::Work work, Completion<> completion,
                  bool frees = false);
   void release(const Sequence& sequence);
+  /// Throws CONTEXT_FULL, with the numbers, when `tokens` do not fit beside `others` reserved ones.
+  void require_cells(uint32_t tokens, uint64_t others) const;
   void finish_stopping();
 
   std::shared_ptr<const Model> model_;

@@ -120,15 +120,15 @@ class RunOperation : public Operation {
   GenerateTimings timings_;
 };
 
-/// One conversation's place in the cache. `position` and `logits` may be read on any thread; the rest belongs to the
-/// engine thread.
+/// One conversation's place in the cache. `position`, `reserved_tokens` and `logits` may be read on any thread; the rest
+/// belongs to the engine thread.
 class Sequence {
  public:
   Sequence(llama_seq_id id, uint32_t reserved_tokens, const kv::Geometry& geometry)
       : id_(id), reserved_tokens_(reserved_tokens), ledger_(geometry) {}
 
   llama_seq_id id() const { return id_; }
-  uint32_t reserved_tokens() const { return reserved_tokens_; }
+  uint32_t reserved_tokens() const { return reserved_tokens_.load(); }
   uint32_t position() const { return position_.load(); }
 
   /// Throws SEQUENCE_STATE when nothing was evaluated or the last operation kept none.
@@ -143,7 +143,7 @@ class Sequence {
   void publish_position() { position_.store(ledger_.position()); }
 
   const llama_seq_id id_;
-  const uint32_t reserved_tokens_;
+  std::atomic<uint32_t> reserved_tokens_;  ///< written by the engine thread, with the engine's count
   kv::SequenceLedger ledger_;
   std::atomic<uint32_t> position_{0};
   std::deque<std::shared_ptr<Operation>> operations_;

@@ -7,6 +7,7 @@ import {
   generate,
   greatestDifference,
   GREEDY,
+  installChunk,
   nano,
   needlePrompt,
   textTokens,
@@ -65,6 +66,39 @@ describe('admission', () => {
     expect(engine.sequenceBytes(100)).toBe(8 * 100 * row);
     expect(engine.sequenceBytes(2000)).toBe((2 * 2000 + 6 * 512) * row);
     expect(engine.stats().kvBytes).toBeGreaterThan(engine.sequenceBytes(12_288));
+  });
+});
+
+describe('reserving anew', () => {
+  it('counts cells, in the order of the calls, and changes nothing when they are not there', async () => {
+    const tokens = await textTokens(600, 2);
+    const [first, second] = [open(700), open(100)];
+    await Promise.all([first.evaluate(tokens), first.reserve(600)]);
+    expect(engine.stats().reservedTokens).toBe(700);
+    await expect(second.reserve(11_689)).rejects.toThrow(/11689 tokens wanted.*11688 of 12288 are free/);
+    expect(await codeOf(() => second.reserve(11_689))).toBe('CONTEXT_FULL');
+    expect(await codeOf(() => first.reserve(599))).toBe('RANGE_VIOLATION');
+    expect(engine.stats().reservedTokens).toBe(700);
+    await second.reserve(11_688);
+    expect(await codeOf(() => engine.open(1))).toBe('CONTEXT_FULL');
+    await second.dispose();
+    await first.reserve(12_288);
+    expect(engine.stats().reservedTokens).toBe(12_288);
+    await cleanUp();
+  });
+
+  it('binds what is evaluated from then on', async () => {
+    const tokens = await textTokens(800, 2);
+    const sequence = open(500);
+    expect(await codeOf(() => sequence.evaluate(tokens))).toBe('CONTEXT_FULL');
+    await sequence.reserve(800);
+    await sequence.evaluate(tokens);
+    expect(sequence.position).toBe(800);
+    await sequence.reserve(800);
+    expect(await codeOf(() => sequence.evaluate(tokens.subarray(0, 1)))).toBe('CONTEXT_FULL');
+    await sequence.dispose();
+    expect(await codeOf(() => sequence.reserve(900))).toBe('SEQUENCE_STATE');
+    await cleanUp();
   });
 });
 
@@ -243,6 +277,19 @@ describe('truncating', () => {
     expect(await codeOf(() => sequence.truncate(6001))).toBe('RANGE_VIOLATION');
     expect(sequence.position).toBe(6000);
     await sequence.truncate(6000);
+    await cleanUp();
+  });
+
+  it('to where it ends is refused when nobody can go on from there', async () => {
+    const tokens = await textTokens(1024, 2);
+    const source = open(1100);
+    await source.evaluate(tokens);
+    const target = open(1100);
+    const chunk = await exportChunk(model, source, 0, 1024, 1024);
+    await installChunk(target, chunk);
+    expect(target.position).toBe(1024);
+    expect(await codeOf(() => target.truncate(1024))).toBe('SEQUENCE_STATE');
+    expect(target.position).toBe(1024);
     await cleanUp();
   });
 });

@@ -164,6 +164,7 @@ export interface NativeSequence {
   stage(start: number, end: number, windowStart: number): NativeKvStage;
   install(stage: NativeKvStage): Promise<void>;
   truncate(position: number): Promise<void>;
+  reserve(tokens: number): Promise<void>;
   fork(reserveTokens: number): Promise<NativeSequence>;
   packWindow(): Promise<void>;
   dispose(): Promise<void>;

@@ -114,9 +114,17 @@ export class Sequence {
     return awaitNative('Sequence.install', () => this.#native.install(nativeStageOf(stage)));
   }
 
-  /** Forgets the rows from `position` on. SEQUENCE_STATE when the window needed to go on from there is gone. */
+  /** Forgets the rows from `position` on. SEQUENCE_STATE when the window needed to go on from there is not there, also at the end. */
   truncate(position: number): Promise<void> {
     return awaitNative('Sequence.truncate', () => this.#native.truncate(position));
+  }
+
+  /**
+   * Gives the sequence another reservation, once what was called before has ended. CONTEXT_FULL, with the numbers, when the
+   * cells are not there, RANGE below its position; it then has the reservation that it had.
+   */
+  reserve(tokens: number): Promise<void> {
+    return awaitNative('Sequence.reserve', () => this.#native.reserve(tokens));
   }
 
   /** A copy that shares the global rows and has window rows of its own. */

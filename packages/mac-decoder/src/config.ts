@@ -56,6 +56,11 @@ export const decoderConfigSchema = z.strictObject({
   queueDeadlineMs: milliseconds
     .default(300_000)
     .meta({ unit: 'milliseconds', description: 'Longest wait for room in the engine.' }),
+  keptTokens: z.number().int().min(0).max(1_048_576).nullable().default(null).meta({
+    unit: 'tokens',
+    description:
+      'Prompt tokens of cancelled and answered requests whose KV stays for a request that begins with them, as long as running ones do not need the room. null: half of contextTokens; 0: none.',
+  }),
   coordinator: hostPort
     .nullable()
     .default(null)

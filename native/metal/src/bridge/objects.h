@@ -81,6 +81,7 @@ class SequenceObject : public Napi::ObjectWrap<SequenceObject> {
   Napi::Value stage(const Napi::CallbackInfo& info);
   Napi::Value install(const Napi::CallbackInfo& info);
   Napi::Value truncate(const Napi::CallbackInfo& info);
+  Napi::Value reserve(const Napi::CallbackInfo& info);
   Napi::Value fork(const Napi::CallbackInfo& info);
   Napi::Value pack_window(const Napi::CallbackInfo& info);
   Napi::Value dispose(const Napi::CallbackInfo& info);

@@ -68,6 +68,7 @@ Napi::Function SequenceObject::define(Napi::Env env) {
                          InstanceMethod<&SequenceObject::stage>("stage"),
                          InstanceMethod<&SequenceObject::install>("install"),
                          InstanceMethod<&SequenceObject::truncate>("truncate"),
+                         InstanceMethod<&SequenceObject::reserve>("reserve"),
                          InstanceMethod<&SequenceObject::fork>("fork"),
                          InstanceMethod<&SequenceObject::pack_window>("packWindow"),
                          InstanceMethod<&SequenceObject::dispose>("dispose"),
@@ -223,6 +224,16 @@ Napi::Value SequenceObject::truncate(const Napi::CallbackInfo& info) {
     const uint32_t position = to_uint32(info[0], "position");
     return start_immediate(info, nullptr, [&](Mailbox& mailbox, uint64_t id) {
       engine().truncate(payload_.sequence, position, mailbox.completion(id));
+    });
+  });
+}
+
+Napi::Value SequenceObject::reserve(const Napi::CallbackInfo& info) {
+  return guard(info.Env(), [&]() -> Napi::Value {
+    engine();
+    const uint32_t tokens = to_uint32(info[0], "tokens");
+    return start_immediate(info, nullptr, [&](Mailbox& mailbox, uint64_t id) {
+      engine().reserve(payload_.sequence, tokens, mailbox.completion(id));
     });
   });
 }

@@ -53,13 +53,14 @@ function addModelsRoute(app: HttpServer['app'], engine: DecoderEngine): void {
 
 function addHealthRoute(app: HttpServer['app'], { engine, directory, coordinatorState }: ApiOptions): void {
   app.get('/health', () => {
-    const { active, max } = engine.load();
+    const { active, max, kept } = engine.load();
     return {
       status: 'ok',
       model: engine.identity.name,
       producers: directory.all().map(({ entry }) => ({ nodeId: entry.nodeId, name: entry.name, state: entry.state })),
       coordinator: coordinatorState(),
       sequences: { active, max },
+      kept,
     };
   });
 }

@@ -1,15 +1,11 @@
-import { Engine, loadModel, type EngineOptions, type Model, type Sequence } from '@muser/metal';
-import {
-  fingerprintOf,
-  fromEngineError,
-  type Geometry,
-  type ModelIdentity,
-  modelNameOf,
-  MuserError,
-} from '@muser/protocol';
-import { engineCall, engineCallSync } from '../errors/engine-errors.js';
+import { Engine, loadModel, type EngineOptions, type Model } from '@muser/metal';
+import { fingerprintOf, type Geometry, type ModelIdentity, modelNameOf, MuserError } from '@muser/protocol';
+import { engineCall } from '../errors/engine-errors.js';
 import { TokenizerQueue } from '../chat/tokenizer-queue.js';
-import { WaitingLine } from './waiting-line.js';
+import { EngineRoom, type RoomLoad, type WantedRoom } from './room.js';
+import type { SequenceLease } from './sequence-lease.js';
+
+export { SequenceLease } from './sequence-lease.js';
 
 const FINGERPRINT_BYTES = 32;
 
@@ -18,6 +14,8 @@ export interface DecoderEngineOptions extends EngineOptions {
   readonly model: string;
   /** SHA-256 of that file. */
   readonly modelDigest: Uint8Array;
+  /** Most tokens of former requests whose rows stay; null: half of the context. */
+  readonly keptTokens: number | null;
   readonly queueLimit: number;
   readonly queueDeadlineMs: number;
 }
@@ -32,7 +30,7 @@ export class DecoderEngine {
   /** Tokens at which an answer ends. */
   readonly endTokens: readonly number[];
   readonly tokenizer: TokenizerQueue;
-  private readonly line: WaitingLine<SequenceLease>;
+  private readonly room: EngineRoom;
 
   private constructor(
     readonly model: Model,
@@ -58,11 +56,8 @@ export class DecoderEngine {
       limit: options.maxSequences + options.queueLimit,
       deadlineMs: options.queueDeadlineMs,
     });
-    this.line = new WaitingLine({
-      tryEnter: (tokens) => this.tryOpen(tokens),
-      limit: options.queueLimit,
-      deadlineMs: options.queueDeadlineMs,
-    });
+    const keptTokens = options.keptTokens ?? Math.floor(options.contextTokens / 2);
+    this.room = new EngineRoom({ ...options, keptTokens, engine });
   }
 
   /** @throws MuserError CONFIG_INVALID, MODEL_LOAD_FAILED, MODEL_UNSUPPORTED, OUT_OF_MEMORY, ADDON_UNAVAILABLE, CANCELLED. */
@@ -91,85 +86,24 @@ export class DecoderEngine {
     return this.options.chunkTokens;
   }
 
-  /** Sequences that hold room now, the most there can be, and requests that wait. */
-  load(): { active: number; max: number; waiting: number } {
-    return { active: this.engine.stats().sequences, max: this.options.maxSequences, waiting: this.line.length };
+  load(): RoomLoad {
+    return this.room.load();
   }
 
   /**
-   * Waits for room for `reserveTokens` (prompt and longest answer) and opens a sequence. The caller releases it.
+   * Waits for room (prompt and longest answer) and gives a sequence, which may hold a beginning of the prompt already. The
+   * caller releases it.
    * @throws MuserError QUEUE_FULL, DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE, CONTEXT_FULL (would never fit).
    */
-  admit(reserveTokens: number, signal: AbortSignal): Promise<SequenceLease> {
-    return this.line.enter(reserveTokens, signal);
+  admit(wanted: WantedRoom, signal: AbortSignal): Promise<SequenceLease> {
+    return this.room.admit(wanted, signal);
   }
 
   /** Turns away who waits, then frees engine and model. Running sequences must have been released. */
   async close(): Promise<void> {
     this.tokenizer.close();
-    this.line.close();
+    await this.room.close();
     await engineCall(() => this.engine.close());
     this.model.close();
-  }
-
-  private tryOpen(tokens: number): SequenceLease | null {
-    try {
-      return new SequenceLease(this.engine, tokens, () => this.line.advance());
-    } catch (error) {
-      const mapped = fromEngineError(error);
-      const mayFitLater = mapped.code === 'CONTEXT_FULL' && this.engine.stats().sequences > 0;
-      if (mayFitLater && tokens <= this.options.contextTokens) return null;
-      throw mapped;
-    }
-  }
-}
-
-/** A sequence and its room. */
-export class SequenceLease {
-  private current: Sequence;
-  private released: Promise<void> | null = null;
-
-  constructor(
-    private readonly engine: Engine,
-    private readonly reserveTokens: number,
-    private readonly onReleased: () => void,
-  ) {
-    this.current = engine.open(reserveTokens);
-  }
-
-  get sequence(): Sequence {
-    return this.current;
-  }
-
-  /**
-   * Puts the sequence back to `position` tokens. Where the engine refuses that (rows of a window are gone), to 0; where
-   * it refuses even that, a new sequence takes its place.
-   * @returns the position that it got.
-   */
-  async rewind(position: number): Promise<number> {
-    if (this.current.position === position) return position;
-    for (const target of new Set([position, 0])) {
-      try {
-        await this.current.truncate(target);
-        return target;
-      } catch (error) {
-        if (fromEngineError(error).code === 'CANCELLED') throw fromEngineError(error);
-      }
-    }
-    await this.replace();
-    return 0;
-  }
-
-  /** Drops the sequence with everything in it for an empty one with the same room. */
-  async replace(): Promise<void> {
-    if (this.released !== null) throw new MuserError('SEQUENCE_STATE', 'The sequence was released.');
-    await engineCall(() => this.current.dispose());
-    this.current = engineCallSync(() => this.engine.open(this.reserveTokens));
-  }
-
-  /** Cancels what runs in the sequence and gives its room to the next request. Any number of calls. */
-  release(): Promise<void> {
-    this.released ??= engineCall(() => this.current.dispose()).finally(this.onReleased);
-    return this.released;
   }
 }

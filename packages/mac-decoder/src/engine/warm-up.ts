@@ -13,11 +13,11 @@ export async function measureLocalPrefill(
   signal: AbortSignal,
 ): Promise<void> {
   const tokens = Math.min(MOST_STEP_TOKENS, engine.chunkTokens, Math.floor(engine.contextTokens / STEPS));
-  const lease = await engine.admit(tokens * STEPS, signal);
+  const { vocabularySize } = engine.geometry;
+  // Which tokens does not matter; different ones, so that nothing is shared.
+  const step = Uint32Array.from({ length: tokens }, (_, index) => index % vocabularySize);
+  const lease = await engine.admit({ prompt: step, reserveTokens: tokens * STEPS }, signal);
   try {
-    const { vocabularySize } = engine.geometry;
-    // Which tokens does not matter; different ones, so that nothing is shared.
-    const step = Uint32Array.from({ length: tokens }, (_, index) => index % vocabularySize);
     let milliseconds = 0;
     for (let count = 0; count < STEPS; count++) {
       const startedAt = performance.now();

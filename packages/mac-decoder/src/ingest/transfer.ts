@@ -254,10 +254,10 @@ class Transfer {
     this.state = 'failed';
     await this.installs.settled();
     this.discardFilling();
+    const position = await this.restore(lease);
     if (signal.aborted) throw new MuserError('CANCELLED', 'The request was cancelled during its transfer.');
     // What stopped the stream from our side says more than how the stream took it.
     const thrown: unknown = this.stop.signal.aborted ? this.stop.signal.reason : error;
-    const position = await this.restore(lease);
     const failure = withoutForeignText(thrown);
     return { position, failure, failedHere: isOwnFault(thrown), reached, figures: this.figures };
   }

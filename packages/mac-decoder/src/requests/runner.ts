@@ -42,7 +42,10 @@ export class RequestRunner {
     const meter = new ProgressMeter(request.timeline.now, (progress) => sink.progress(progress));
     const { waiting } = engine.load();
     if (waiting > 0) meter.report('local', 'queued', waiting, 0);
-    const lease = await engine.admit(request.tokens.length + request.maxTokens, signal);
+    const { tokens, maxTokens } = request;
+    const lease = await engine.admit({ prompt: tokens, reserveTokens: tokens.length + maxTokens }, signal);
+    // Of answered requests only where the way is free: one that names it wants to see that way at work.
+    let keep = request.mode === 'auto';
     try {
       const outcome = await this.prefillElsewhere(request, lease, meter, signal);
       const result = await this.decode(request, lease, outcome, meter, sink, signal);
@@ -50,12 +53,13 @@ export class RequestRunner {
       return result;
     } catch (error) {
       const failure = withoutForeignText(signal.aborted ? signal.reason : error);
+      keep = failure.code !== 'ENGINE_FAILED';
       const figures = { request: request.id, code: failure.code, promptTokens: request.tokens.length };
       if (failure.code === 'INTERNAL') logger.error({ ...figures, err: failure }, 'not answered');
       else logger.warn(figures, 'not answered');
       throw failure;
     } finally {
-      await lease.release();
+      await lease.release(keep);
     }
   }
 

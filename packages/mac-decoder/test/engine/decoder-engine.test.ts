@@ -20,6 +20,7 @@ const OPTIONS: Omit<DecoderEngineOptions, 'model'> = {
   flashAttention: false,
   kvType: 'f16',
   threads: 1,
+  keptTokens: null,
   queueLimit: 1,
   queueDeadlineMs: 10_000,
 };
@@ -47,7 +48,7 @@ describe('DecoderEngine', () => {
     });
     expect(engine.model.info.localOnly).not.toBeNull();
     expect(engine.identity.fingerprint).toEqual(new Uint8Array(32));
-    const lease = await engine.admit(32, signal);
+    const lease = await engine.admit({ prompt: new Uint32Array(0), reserveTokens: 32 }, signal);
     await lease.sequence.evaluate(Uint32Array.from({ length: 20 }, (_, token) => token));
     expect(await lease.rewind(7)).toBe(7);
     await lease.release();

@@ -114,7 +114,12 @@ export class IngestBench {
   }
 
   lease(shape: TransferShape): WatchedLease {
-    return new WatchedLease(this.engine, shape.tokens + 1, () => undefined);
+    const open = () => this.engine.open(shape.tokens + 1);
+    return new WatchedLease({
+      sequence: open(),
+      reopen: async () => open(),
+      giveBack: (sequence) => sequence.dispose(),
+    });
   }
 
   /** Runs a transfer of that shape whose frames come from `frames`. */

@@ -1,0 +1,195 @@
+import type { Engine, Sequence } from '@muser/metal';
+import { fromEngineError, MuserError } from '@muser/protocol';
+import { engineCall } from '../errors/engine-errors.js';
+import { KeptPrefixes, type FoundPrefix, type KeptPrefix } from './kept-prefixes.js';
+import { SequenceLease } from './sequence-lease.js';
+import { WaitingLine } from './waiting-line.js';
+
+export interface RoomOptions {
+  readonly engine: Pick<Engine, 'open'>;
+  readonly maxSequences: number;
+  readonly contextTokens: number;
+  /** Most tokens of former requests whose rows stay; 0: none. */
+  readonly keptTokens: number;
+  /** How many requests may wait, and how long. */
+  readonly queueLimit: number;
+  readonly queueDeadlineMs: number;
+}
+
+/** What a request needs. */
+export interface WantedRoom {
+  readonly prompt: Uint32Array;
+  /** Prompt and longest answer. */
+  readonly reserveTokens: number;
+}
+
+export interface RoomLoad {
+  /** Requests that hold room, the most there can be, and requests that wait. */
+  readonly active: number;
+  readonly max: number;
+  readonly waiting: number;
+  /** What is kept of former requests. */
+  readonly kept: { readonly sequences: number; readonly tokens: number; readonly limitTokens: number };
+}
+
+/**
+ * Shares the engine's sequences and cells. Running requests are counted here; what they leave free may hold prefixes of
+ * former ones, which go, least recently used first, as soon as a request needs their place.
+ */
+export class EngineRoom {
+  private readonly line: WaitingLine<number>;
+  private readonly kept: KeptPrefixes<Sequence>;
+  /** Sequences that are being freed. */
+  private readonly drops = new Set<Promise<void>>();
+  private running = 0;
+  private runningTokens = 0;
+  private closed = false;
+
+  constructor(private readonly options: RoomOptions) {
+    this.kept = new KeptPrefixes(options.keptTokens);
+    this.line = new WaitingLine({
+      tryEnter: (tokens) => this.grant(tokens),
+      limit: options.queueLimit,
+      deadlineMs: options.queueDeadlineMs,
+    });
+  }
+
+  load(): RoomLoad {
+    const { kept } = this;
+    return {
+      active: this.running,
+      max: this.options.maxSequences,
+      waiting: this.line.length,
+      kept: { sequences: kept.count, tokens: kept.tokens, limitTokens: kept.limitTokens },
+    };
+  }
+
+  /**
+   * Waits for room and gives a sequence, which holds a beginning of the prompt already where a former request left one.
+   * @throws MuserError QUEUE_FULL, DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE, CONTEXT_FULL (would never fit).
+   */
+  async admit(wanted: WantedRoom, signal: AbortSignal): Promise<SequenceLease> {
+    await this.line.enter(wanted.reserveTokens, signal);
+    try {
+      const sequence = await this.sequenceFor(wanted);
+      return new SequenceLease({
+        sequence,
+        reopen: () => this.open(wanted.reserveTokens),
+        giveBack: (last, keep) => this.takeBack(last, wanted, keep),
+      });
+    } catch (error) {
+      this.giveUp(wanted);
+      throw fromEngineError(error);
+    }
+  }
+
+  /** Turns away who waits and frees what is kept. */
+  async close(): Promise<void> {
+    this.closed = true;
+    this.line.close();
+    for (let prefix = this.kept.takeOldest(); prefix !== null; prefix = this.kept.takeOldest()) this.drop(prefix);
+    await Promise.all(this.drops);
+  }
+
+  private grant(tokens: number): number | null {
+    const { contextTokens, maxSequences } = this.options;
+    if (tokens > contextTokens) {
+      throw new MuserError('CONTEXT_FULL', `${tokens} tokens are wanted, the context has ${contextTokens}.`, {
+        details: { tokens, contextTokens },
+      });
+    }
+    if (this.running >= maxSequences || this.runningTokens + tokens > contextTokens) return null;
+    this.running += 1;
+    this.runningTokens += tokens;
+    return tokens;
+  }
+
+  private giveUp({ reserveTokens }: WantedRoom): void {
+    this.running -= 1;
+    this.runningTokens -= reserveTokens;
+    this.line.advance();
+  }
+
+  private async sequenceFor({ prompt, reserveTokens }: WantedRoom): Promise<Sequence> {
+    const found = this.kept.take(prompt);
+    this.makeRoom();
+    const sequence = found === null ? null : await this.takeOver(found, reserveTokens);
+    return sequence ?? this.open(reserveTokens);
+  }
+
+  /** Null when the rows cannot be used after all. */
+  private async takeOver({ prefix, usable }: FoundPrefix<Sequence>, reserveTokens: number): Promise<Sequence | null> {
+    const sequence = prefix.holder;
+    try {
+      // Also at the end: it refuses rows that were lost meanwhile.
+      await sequence.truncate(usable);
+      await this.whenFree(() => sequence.reserve(reserveTokens));
+      return sequence;
+    } catch {
+      // Where only the way back was closed (rows of a window are gone), it is still good for its own prompt.
+      const whole = usable < prefix.tokens.length && sequence.position === prefix.tokens.length;
+      for (const dropped of whole ? this.kept.add(prefix) : [prefix]) this.drop(dropped);
+      this.makeRoom();
+      return null;
+    }
+  }
+
+  private open(reserveTokens: number): Promise<Sequence> {
+    return this.whenFree(() => Promise.resolve(this.options.engine.open(reserveTokens)));
+  }
+
+  /** What runs fits beside each other, so whatever is missing is being freed. */
+  private async whenFree<T>(call: () => Promise<T>): Promise<T> {
+    for (;;) {
+      try {
+        return await engineCall(call);
+      } catch (error) {
+        if (fromEngineError(error).code !== 'CONTEXT_FULL' || this.drops.size === 0) throw error;
+        await Promise.all(this.drops);
+      }
+    }
+  }
+
+  /** Frees kept prefixes until the running requests fit beside the others. */
+  private makeRoom(): void {
+    const { contextTokens, maxSequences } = this.options;
+    // While something runs, freeing takes up to one of its steps, so one sequence stays free for the next request.
+    const sequences = maxSequences - (this.running > 0 ? 1 : 0);
+    while (this.running + this.kept.count > sequences || this.runningTokens + this.kept.tokens > contextTokens) {
+      const oldest = this.kept.takeOldest();
+      if (oldest === null) return;
+      this.drop(oldest);
+    }
+  }
+
+  private drop({ holder }: Pick<KeptPrefix<Sequence>, 'holder'>): void {
+    const drop: Promise<void> = holder
+      .dispose()
+      // A closed engine has freed it.
+      .catch(() => undefined)
+      .finally(() => this.drops.delete(drop));
+    this.drops.add(drop);
+  }
+
+  private async takeBack(sequence: Sequence, wanted: WantedRoom, keep: boolean): Promise<void> {
+    try {
+      const prefix = keep && !this.closed ? await this.prefixOf(sequence, wanted.prompt) : null;
+      if (prefix === null) await sequence.dispose();
+      // Closing may have emptied the store meanwhile.
+      else for (const dropped of this.closed ? [prefix] : this.kept.add(prefix)) this.drop(dropped);
+    } finally {
+      this.giveUp(wanted);
+      this.makeRoom();
+    }
+  }
+
+  /** The prompt's rows that can be gone on from, in no more cells than they need; null when there are none. */
+  private async prefixOf(sequence: Sequence, prompt: Uint32Array): Promise<KeptPrefix<Sequence> | null> {
+    const length = Math.min(sequence.position, prompt.length - 1);
+    if (length < 1 || length > this.kept.limitTokens) return null;
+    // Refused where rows were lost, or where nobody can go on from there.
+    const changes = await Promise.allSettled([sequence.truncate(length), sequence.reserve(length)]);
+    if (changes.some(({ status }) => status === 'rejected')) return null;
+    return { tokens: prompt.slice(0, length), holder: sequence };
+  }
+}
