@@ -17,7 +17,21 @@ export const GROUPS = {
     script('packages/mac-decoder/fuzz', 'chat-bodies'),
     script('packages/coordinator/fuzz', 'operator-bodies'),
   ],
-  bridge: [script('packages/gb10-producer/fuzz', 'frames')],
+  bridge: [
+    script('packages/gb10-producer/fuzz', 'frames'),
+    {
+      name: 'frames-python',
+      corpus: 'packages/gb10-producer/fuzz/corpus/frames',
+      module: null,
+      // Needs nothing but Python itself.
+      prepare: async () => ({
+        command: 'python3',
+        args: ['-B', 'packages/gb10-producer/python/fuzz/frames_target.py'],
+        cwd: ROOT,
+        env: { PYTHONHASHSEED: '0' },
+      }),
+    },
+  ],
   state: [],
 };
 

@@ -53,7 +53,7 @@ def parse_settings(line: bytes) -> Settings:
     """:raises Refused: SETTINGS_INVALID"""
     try:
         value: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused("SETTINGS_INVALID", "the settings are not JSON") from error
     if not isinstance(value, dict):
         raise Refused("SETTINGS_INVALID", "the settings are no JSON object")

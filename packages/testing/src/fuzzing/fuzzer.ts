@@ -31,9 +31,9 @@ const RECENT = 16;
  */
 export async function fuzz(options: FuzzOptions): Promise<FuzzResult> {
   const random = new Random(options.seed);
-  const end = performance.now() + options.durationMs;
   const result: FuzzResult = { executions: 0, kept: [], failure: null };
   const target = await TargetProcess.start(options.target);
+  const end = performance.now() + options.durationMs;
   const attempt = async (inputs: Buffer[]): Promise<void> => {
     const outcomes = await target.run(inputs);
     outcomes.forEach((outcome, index) => {
