@@ -1,6 +1,6 @@
-import { expect, test } from 'vitest';
+import { describe, expect, test } from 'vitest';
 import type { Geometry } from '@muser/protocol';
-import { choosePlacement } from '../../src/placement/choose.js';
+import { chooseNext, choosePlacement, type NextRequest } from '../../src/placement/choose.js';
 import { handoffBytes, predictRemote } from '../../src/placement/predict.js';
 import { MeasuredRates, type AttemptSample } from '../../src/placement/rates.js';
 import { ProducerDirectory } from '../../src/producers/directory.js';
@@ -111,4 +111,144 @@ test('the prediction grows with tokens, queue and a slower link', () => {
     }).endMs;
   expect(ms(2_000, 0)).toBeGreaterThan(ms(1_000, 0));
   expect(ms(1_000, 1)).toBeGreaterThan(ms(1_000, 0));
+});
+
+describe('a producer that was slow', () => {
+  /** Local prefill takes 27 s; the producer says of itself that it takes 6 s. */
+  function known(now: () => number) {
+    const rates = new MeasuredRates(now);
+    rates.local.learn(0, 300, 1_000);
+    const directory = new ProducerDirectory(now);
+    directory.update(producerList(producerEntry({ prefillTokensPerSecond: 1_300, ticketExpiresAtMs: 1e9 })));
+    const [producer] = directory.available(1);
+    if (producer === undefined) throw new Error('no producer');
+    return { rates, directory, producer };
+  }
+  const slow = { prefill: { tokens: 100, milliseconds: 1_000 }, tooSlow: true };
+
+  test('is believed to be as slow as it was, at once', () => {
+    const { rates } = known(() => 0);
+    measured(rates, { prefill: { tokens: 5_000, milliseconds: 1_000 } });
+    measured(rates, slow);
+    expect(rates.of(producerEntry().nodeId).prefillTokensPerSecond).toBe(100);
+  });
+
+  test('is left alone by auto for a pause that grows, then tried by one request, then by all if that went well', () => {
+    const time = { ms: 0 };
+    const { rates, directory, producer } = known(() => time.ms);
+    measured(rates, slow);
+    producer.pace.begin();
+    producer.pace.trip();
+    expect(place('auto', rates, directory)).toMatchObject({ producer: null, fallback: null });
+    expect(place('auto', rates, directory).reason).toContain('too slow a moment ago');
+    // A request that names the way does not mind.
+    expect(place('remote', rates, directory).producer).not.toBeNull();
+    time.ms = 1_000;
+    expect(place('auto', rates, directory).producer).not.toBeNull();
+    producer.pace.begin();
+    expect(place('auto', rates, directory).producer).toBeNull();
+    producer.pace.succeeded();
+    measured(rates, { prefill: { tokens: 1_300, milliseconds: 1 } });
+    expect(place('auto', rates, directory).producer).not.toBeNull();
+  });
+
+  test('is tried again when what was learned of it is old, once', () => {
+    const time = { ms: 0 };
+    const { rates, directory, producer } = known(() => time.ms);
+    const learned = rates.of(producer.entry.nodeId);
+    learned.begin();
+    measured(rates, { ...slow, tooSlow: false });
+    expect(place('auto', rates, directory).producer).toBeNull();
+    time.ms = 60_001;
+    expect(place('auto', rates, directory).producer).not.toBeNull();
+    learned.begin();
+    expect(place('auto', rates, directory).producer).toBeNull();
+  });
+});
+
+test('auto does not begin what it would leave before anything came', () => {
+  const { rates, directory } = setUp({ local: 300, remote: 1_300 });
+  const request = { mode: 'auto', promptTokens: 4_000, heldTokens: 0, geometry, chunkTokens: 2_048 } as const;
+  // A chunk of 2,048 tokens takes 1.6 s there.
+  expect(choosePlacement(directory, rates, { ...request, patienceMs: 2_500 }).producer).not.toBeNull();
+  const { producer, reason } = choosePlacement(directory, rates, { ...request, patienceMs: 1_500 });
+  expect(producer).toBeNull();
+  expect(reason).toContain('too late to go back in time');
+});
+
+describe('the prediction for a prompt of which a part is held', () => {
+  const predict = (heldTokens: number, reusedTokens = 0) =>
+    predictRemote(new MeasuredRates(), producerEntry({ prefillTokensPerSecond: 1_000 }), {
+      geometry,
+      promptTokens: 8_000,
+      heldTokens,
+      reusedTokens,
+      chunkTokens: 2_048,
+    });
+
+  test('counts that the producer computes the held rows, too, unless it has them', () => {
+    expect(predict(4_000).endMs).toBeCloseTo(predict(0).endMs, 0);
+    expect(predict(4_000, 4_000).endMs).toBeLessThan(predict(0).endMs - 3_900);
+  });
+
+  test('says when something is gained: after the first chunk', () => {
+    expect(predict(0).firstGainMs).toBeLessThan(predict(0).endMs / 2);
+    expect(predict(7_000).firstGainMs).toBeLessThanOrEqual(predict(7_000).endMs);
+  });
+});
+
+describe('the next way', () => {
+  const entry = (nodeId: string, prefillTokensPerSecond: number) =>
+    producerEntry({ nodeId, name: nodeId, prefillTokensPerSecond });
+
+  function next(mode: 'auto' | 'remote', over: Partial<NextRequest> = {}) {
+    const rates = new MeasuredRates(() => 0);
+    rates.local.learn(0, 300, 1_000);
+    const directory = new ProducerDirectory(() => 0);
+    directory.update(producerList(entry('A', 2_000), entry('B', 1_000), entry('C', 100)));
+    return chooseNext(directory, rates, {
+      mode,
+      promptTokens: 8_000,
+      heldTokens: 2_048,
+      geometry,
+      chunkTokens: 512,
+      patienceMs: 10_000,
+      avoided: new Set(['A']),
+      again: null,
+      ...over,
+    });
+  }
+
+  test('is the soonest producer that has not failed', () => {
+    expect(next('auto').producer?.entry.nodeId).toBe('B');
+    expect(next('auto', { avoided: new Set(['B']) }).producer?.entry.nodeId).toBe('A');
+  });
+
+  test('is local in auto when that is sooner, remote in remote as long as there is a producer', () => {
+    const avoided = new Set(['A', 'B']);
+    expect(next('auto', { avoided }).producer).toBeNull();
+    expect(next('remote', { avoided }).producer?.entry.nodeId).toBe('C');
+    expect(next('remote', { avoided: new Set(['A', 'B', 'C']) }).producer).toBeNull();
+  });
+
+  test('is the same producer when its pause and the rest are sooner than everything else', () => {
+    const again = { nodeId: 'A', waitMs: 100 };
+    expect(next('auto', { avoided: new Set(), again })).toMatchObject({
+      waitMs: 100,
+      producer: { entry: { nodeId: 'A' } },
+    });
+    const long = { nodeId: 'A', waitMs: 9_000 };
+    expect(next('auto', { avoided: new Set(), again: long })).toMatchObject({
+      waitMs: 0,
+      producer: { entry: { nodeId: 'B' } },
+    });
+  });
+
+  test('is local in auto when nothing would come before the request has to go back', () => {
+    expect(next('auto', { patienceMs: 100 }).producer).toBeNull();
+  });
+
+  test('is local when only the last token is missing', () => {
+    expect(next('remote', { heldTokens: 7_999 }).producer).toBeNull();
+  });
 });

@@ -35,6 +35,32 @@ describe('Circuit', () => {
     expect(pauses).toEqual([1, 2, 4, 8, 16, 32, 60, 60, 60].map((seconds) => seconds * 1_000));
   });
 
+  test('a request whose link dropped may be the probe before the pause is over; that fails for the same reason', () => {
+    const { time, circuit } = at(0);
+    circuit.begin();
+    circuit.failed('PEER_UNREACHABLE');
+    time.ms = 100;
+    expect(circuit.admits).toBe(false);
+    expect(circuit.admitsRetry).toBe(true);
+    circuit.begin();
+    expect(circuit.admitsRetry).toBe(false);
+    circuit.failed('PEER_UNREACHABLE');
+    expect(circuit.pauseLeftMs).toBe(900);
+    circuit.begin();
+    circuit.succeeded();
+    expect(circuit.admits).toBe(true);
+  });
+
+  test('being too slow for a request is no failure; a circuit for the pace is opened by itself', () => {
+    const { circuit } = at(0);
+    circuit.begin();
+    circuit.failed('PRODUCER_SLOW');
+    expect(circuit.admits).toBe(true);
+    circuit.trip();
+    expect(circuit.admits).toBe(false);
+    expect(circuit.awaitsProbe).toBe(false);
+  });
+
   test('requests that fail together count once', () => {
     const { circuit } = at(0);
     circuit.begin();
@@ -72,6 +98,19 @@ test('a request that says nothing about the producer gives a probe back', () => 
   expect(circuit.admits).toBe(false);
   circuit.undecided();
   expect(circuit.admits).toBe(true);
+});
+
+test('of many requests at once one is the probe', () => {
+  const time = { ms: 0 };
+  const circuit = new Circuit(() => time.ms);
+  circuit.failed('STALLED');
+  time.ms = 1_000;
+  const admitted = Array.from({ length: 100 }, () => {
+    const { admits } = circuit;
+    if (admits) circuit.begin();
+    return admits;
+  });
+  expect(admitted.filter(Boolean)).toHaveLength(1);
 });
 
 describe('ProducerDirectory', () => {
