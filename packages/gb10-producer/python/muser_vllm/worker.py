@@ -24,6 +24,7 @@ from .refusals import Refused
 from .settings import Settings, prepare_environment, read_settings
 
 if TYPE_CHECKING:
+    import psutil
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _log = logging.getLogger("muser_vllm.worker")
@@ -306,7 +307,7 @@ def _end_children() -> None:
     """An engine that is still starting, or hung, has not heard of the end."""
     import psutil  # noqa: PLC0415 - vLLM's dependency
 
-    children = psutil.Process().children(recursive=True)
+    children = [child for child in psutil.Process().children(recursive=True) if not _ends_with_us(child)]
     for child in children:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.terminate()
@@ -314,6 +315,16 @@ def _end_children() -> None:
     for child in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
+
+
+def _ends_with_us(process: psutil.Process) -> bool:
+    """Whether it is multiprocessing's resource tracker, which ignores SIGTERM and ends when nobody uses it any more."""
+    import psutil  # noqa: PLC0415 - vLLM's dependency
+
+    try:
+        return any("multiprocessing.resource_tracker" in argument for argument in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def main() -> None:
