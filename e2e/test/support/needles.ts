@@ -21,7 +21,8 @@ export interface NeedleLengths {
 
 /** Documents with one fact each that is asked for, from the shortest to the longest, evenly by ratio. */
 export function makeNeedles({ count, shortest, longest }: NeedleLengths): Promise<NeedleDocument[]> {
-  const lengthOf = (index: number): number => Math.round(shortest * (longest / shortest) ** (index / Math.max(1, count - 1)));
+  const lengthOf = (index: number): number =>
+    Math.round(shortest * (longest / shortest) ** (index / Math.max(1, count - 1)));
   return needleDocuments(Array.from({ length: count }, (_, index) => lengthOf(index)));
 }
 
