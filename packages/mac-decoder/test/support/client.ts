@@ -9,14 +9,15 @@ export interface Answer {
 }
 
 /** Asks greedily, not streamed, and fails unless there is an answer. */
-export async function ask(url: string, prompt: string, muser: object, more: object = {}): Promise<Answer> {
-  const response = await post(url, {
-    messages: [{ role: 'user', content: prompt }],
-    temperature: 0,
-    max_tokens: 32,
-    muser,
-    ...more,
-  });
+export async function ask(
+  url: string,
+  prompt: string,
+  muser: object,
+  more: object = {},
+  signal: AbortSignal | null = null,
+): Promise<Answer> {
+  const messages = [{ role: 'user', content: prompt }];
+  const response = await post(url, { messages, temperature: 0, max_tokens: 32, muser, ...more }, { signal });
   const body = (await response.json()) as {
     choices: { message: { content: string }; finish_reason: string }[];
     usage: Answer['usage'];
