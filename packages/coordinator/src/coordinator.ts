@@ -1,13 +1,14 @@
 import { join } from 'node:path';
 
 import { ensurePrivateFolder, lockFolder, startParts, type Clock, type Closer, type Logger } from '@muser/service-kit';
-import { addPlacementService, createServer, formatTarget, PeerListener } from '@muser/transport';
+import { addPlacementService, createServer, formatTarget, LiveIdentity, PeerListener } from '@muser/transport';
 
 import { openKeys } from './ca/own-identity.js';
 import type { CoordinatorConfig } from './config.js';
 import { EnrollmentOffice } from './enrollment.js';
 import { createOperatorApi } from './http/operator-api.js';
 import { openOperatorToken } from './http/operator-token.js';
+import { CertificateRenewals } from './nodes/certificate-renewals.js';
 import { NodeDirectory } from './nodes/directory.js';
 import { PauseOrders } from './nodes/pause-orders.js';
 import { ProducerWatchers } from './nodes/producer-watchers.js';
@@ -60,36 +61,48 @@ async function start(
     store,
     nowMs: clock.now(),
   });
-  const { identity } = keys;
+  const identity = new LiveIdentity(join(stateDir, 'identity'), keys.identity);
+  const { nodeId } = keys.identity;
   const token = await openOperatorToken(join(stateDir, 'operator.token'));
   const directory = await NodeDirectory.load(store, clock);
 
-  const placement = new PlacementService({ directory, identity, clock, logger: part('placement') });
+  const office = new EnrollmentOffice({ directory, keys, clock, logger: part('enrollment') });
+  const renewals = new CertificateRenewals({ directory, office, identity, clock, logger: part('certificates') });
+  onClose(() => renewals.close());
+  const placement = new PlacementService({
+    directory,
+    identity: keys.identity,
+    renewals,
+    clock,
+    logger: part('placement'),
+  });
   const server = createServer();
   addPlacementService(server, placement);
   const listener = await PeerListener.listen({
-    identity,
+    identity: identity.current,
     host: config.grpcHost,
     port: config.grpcPort,
     server,
+    isBarred: (peerId) => directory.get(peerId)?.state === 'revoked',
     logger: part('grpc'),
   });
   onClose(() => listener.close(GRPC_GRACE_MS));
   onClose(() => placement.close());
+  identity.onRenewal((renewed) => listener.useIdentity(renewed));
   const unsubscribe = directory.subscribe(({ record, state }) => {
     if (state === 'revoked') listener.disconnectPeer(record.nodeId);
   });
   onClose(unsubscribe);
 
-  const office = new EnrollmentOffice({ directory, keys, clock, logger: part('enrollment') });
   const pauseOrders = new PauseOrders({ directory, identity, clock, logger: part('pause') });
   const api = createOperatorApi({
     host: config.httpHost,
-    coordinatorId: identity.nodeId,
+    coordinatorId: nodeId,
     token,
     directory,
     office,
     pauseOrders,
+    renewals,
     clock,
     logger: part('http'),
   });
@@ -99,5 +112,5 @@ async function start(
 
   const watchers = new ProducerWatchers({ directory, identity, clock, logger: part('nodes') });
   onClose(() => watchers.close());
-  return { nodeId: identity.nodeId, http: url, grpc: formatTarget(listener.address) };
+  return { nodeId, http: url, grpc: formatTarget(listener.address) };
 }

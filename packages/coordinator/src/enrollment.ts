@@ -1,6 +1,6 @@
-import { MAX_PRODUCERS, MuserError } from '@muser/protocol';
+import { MAX_PRODUCERS, MuserError, type CertificateRequest } from '@muser/protocol';
 import type { Clock, Logger } from '@muser/service-kit';
-import type { IdentityBundle, IdentityRequest } from '@muser/transport';
+import { fromCertificateRequest, type IdentityBundle, type IdentityRequest, type Role } from '@muser/transport';
 
 import { verifyRequest } from './ca/enrollment-request.js';
 import type { CoordinatorKeys } from './ca/own-identity.js';
@@ -16,6 +16,13 @@ export interface EnrollmentOrder {
   role: NodeRole;
   addresses: readonly string[];
   request: IdentityRequest;
+}
+
+export interface RenewedCertificate {
+  /** DER. */
+  certificate: Uint8Array;
+  /** Puts it into the registry as the node's newest. */
+  record: () => Promise<void>;
 }
 
 /** Takes nodes in: checks what they prove, issues their certificate, registers them. */
@@ -63,6 +70,41 @@ export class EnrollmentOffice {
       coordinatorPublicKey: Buffer.from(identity.signingKey.publicKey).toString('base64'),
     };
     return { node, bundle };
+  }
+
+  /**
+   * A certificate for a new TLS key of a node that takes part already: an enrolled one, or the coordinator itself.
+   *
+   * @param nodeId who asks, by its certificate
+   * @throws MuserError ENROLL_REFUSED (the request is not signed by this node's identity key), NODE_REVOKED, NOT_FOUND
+   */
+  async issueAgain(nodeId: string, request: CertificateRequest): Promise<RenewedCertificate> {
+    const { authority } = this.#keys;
+    const role = this.#roleOf(nodeId);
+    const verified = await verifyRequest(fromCertificateRequest(request, role));
+    if (verified.nodeId !== nodeId) {
+      throw new MuserError('ENROLL_REFUSED', `${nodeId} sent a request of the node ${verified.nodeId}`);
+    }
+    const { tlsKey } = verified;
+    const issued = await authority.issue({ role, nodeId, tlsKey, nowMs: this.#clock.now() });
+    this.#logger.info({ nodeId, role, serial: issued.serial }, 'certificate issued again');
+    return {
+      certificate: issued.der,
+      record: async () => {
+        await this.#directory.renewCertificate(nodeId, {
+          certificateExpiresAtMs: issued.expiresAtMs,
+          certificateSerial: issued.serial,
+        });
+      },
+    };
+  }
+
+  #roleOf(nodeId: string): Role {
+    if (nodeId === this.#keys.identity.nodeId) return 'coordinator';
+    const entry = this.#directory.get(nodeId);
+    if (entry === undefined) throw new MuserError('NOT_FOUND', `there is no node ${nodeId}`);
+    if (entry.state === 'revoked') throw new MuserError('NODE_REVOKED', `the node ${nodeId} was revoked`);
+    return entry.record.role;
   }
 
   #refuseTooMany(nodeId: string, role: NodeRole): void {

@@ -8,7 +8,8 @@ import {
   addNodeService,
   createServer,
   type Identity,
-  loadIdentity,
+  LiveIdentity,
+  type NodeHandlers,
   type PeerIdentity,
   PeerListener,
   type Role,
@@ -21,10 +22,13 @@ import type { ProducerConfig } from './config.js';
 import { setPaused, watchNode } from './node-status.js';
 import { PauseControl } from './pause/pause-control.js';
 import { PauseFile } from './pause/pause-file.js';
+import { revoked, Revocations } from './revocations.js';
 import { TransferService } from './transfer/transfer-service.js';
 
 /** Streams that are still open when draining is over are broken after this. */
 const LISTENER_GRACE_MS = 2_000;
+/** From the end of a revoked node's transfers to that of its connections: so that it gets to know why. */
+const REVOKED_GRACE_MS = 1_000;
 
 export const identityDir = (stateDir: string): string => join(stateDir, 'identity');
 
@@ -57,7 +61,8 @@ export async function startProducer(
     await ensurePrivateFolder(config.stateDir);
     const lock = await lockFolder(config.stateDir);
     onClose(() => lock.release());
-    const identity = await loadOwnIdentity(config.stateDir);
+    const identity = await LiveIdentity.load(identityDir(config.stateDir), 'producer');
+    const revocations = await Revocations.open({ path: join(config.stateDir, 'revoked.json'), logger });
     const file = new PauseFile(join(config.stateDir, 'paused.json'));
     const load = (stop: AbortSignal) => openChecked(open, { config, logger, signal: stop, onMilestone });
     const whilePaused = await file.read();
@@ -66,23 +71,15 @@ export async function startProducer(
         ? await ReloadableBackend.open(load, signal)
         : ReloadableBackend.unloaded(load, withConcurrency(whilePaused, config.maxConcurrent));
     onClose(() => backend.close());
-    const transfers = createTransfers(config, identity, backend, logger);
+    const transfers = createTransfers(config, identity.current, backend, logger);
     const control = new PauseControl({ backend, transfers, file, logger: logger.child({ component: 'pause' }) });
-    const listener = await listen(config, identity, { backend, transfers, control, logger });
+    const listener = await listen(config, identity, { backend, transfers, control, revocations, logger });
     onClose(() => listener.close(LISTENER_GRACE_MS));
     onClose(() => transfers.drain(config.drainMs));
     onClose(() => control.close());
     signal.throwIfAborted();
-    return { nodeId: identity.nodeId, address: listener.address, backend, transfers, control };
+    return { nodeId: identity.current.nodeId, address: listener.address, backend, transfers, control };
   });
-}
-
-async function loadOwnIdentity(stateDir: string): Promise<Identity> {
-  const identity = await loadIdentity(identityDir(stateDir));
-  if (identity.role !== 'producer') {
-    throw new MuserError('CONFIG_INVALID', `${identityDir(stateDir)} holds the identity of a ${identity.role}`);
-  }
-  return identity;
 }
 
 /** The queue is made before the model is loaded again, and the configuration may have been changed meanwhile. */
@@ -130,30 +127,55 @@ function createTransfers(
   });
 }
 
-async function listen(
-  config: ProducerConfig,
-  identity: Identity,
-  parts: { backend: PrefillBackend; transfers: TransferService; control: PauseControl; logger: Logger },
-): Promise<PeerListener> {
-  const { logger, ...serving } = parts;
+interface ServingParts {
+  backend: PrefillBackend;
+  transfers: TransferService;
+  control: PauseControl;
+  revocations: Revocations;
+  logger: Logger;
+}
+
+async function listen(config: ProducerConfig, identity: LiveIdentity, parts: ServingParts): Promise<PeerListener> {
+  const { revocations, transfers, logger } = parts;
   const server = createServer();
   addHandoffService(server, {
-    authorize: (peer) => requireRole(peer, 'decoder'),
-    prefill: (call) => serving.transfers.prefill(call),
+    authorize: (peer) => {
+      requireRole(peer, 'decoder');
+      revocations.check(peer.nodeId);
+    },
+    prefill: (call) => transfers.prefill(call),
   });
-  const source = { nodeId: identity.nodeId, version: ownVersion(), ...serving };
-  addNodeService(server, {
-    authorize: (peer) => requireRole(peer, 'coordinator'),
-    watch: (call) => watchNode(source, call),
-    setPaused: (call) => setPaused(source, call),
-  });
-  return PeerListener.listen({
-    identity,
+  addNodeService(server, nodeHandlers(identity, parts));
+  const listener = await PeerListener.listen({
+    identity: identity.current,
     host: config.host,
     port: config.port,
     server,
+    isBarred: (nodeId) => revocations.has(nodeId),
     logger: logger.child({ component: 'listener' }),
   });
+  identity.onRenewal((renewed) => listener.useIdentity(renewed));
+  revocations.onRevoked = (nodeId) => {
+    transfers.cancelOf(nodeId, revoked(nodeId));
+    setTimeout(() => listener.disconnectPeer(nodeId), REVOKED_GRACE_MS).unref();
+  };
+  return listener;
+}
+
+function nodeHandlers(identity: LiveIdentity, { revocations, logger, ...serving }: ServingParts): NodeHandlers {
+  const source = { nodeId: identity.current.nodeId, version: ownVersion(), ...serving };
+  return {
+    authorize: (peer) => requireRole(peer, 'coordinator'),
+    watch: (call) => watchNode(source, call),
+    setPaused: (call) => setPaused(source, call),
+    setRevoked: async ({ request }) => ({ version: await revocations.take(request) }),
+    requestCertificate: () => identity.request(),
+    installCertificate: async ({ request }) => {
+      await identity.install(request.certificate);
+      logger.info({ serial: identity.serial }, 'certificate renewed');
+      return { serial: identity.serial };
+    },
+  };
 }
 
 function requireRole(peer: PeerIdentity, role: Role): void {

@@ -126,7 +126,7 @@ class Round {
     const bytes = encodePrefillRequest(request);
     const reader = new GatedReader(random.integer(0, 3));
     const settled: (MuserError | null)[] = [];
-    const peer = { role: 'decoder' as const, nodeId: decoder.nodeId, notAfter: new Date(8.64e15) };
+    const peer = { role: 'decoder' as const, nodeId: decoder.nodeId, notAfter: new Date(8.64e15), serial: '01' };
     const call = { peer, requestBytes: bytes, signal: reader.gone, send: reader.send, bytesInFlight: 0 };
     const done = this.service.prefill(call).then(
       () => void settled.push(null),

@@ -50,7 +50,7 @@ class Stage {
     const { request, digest } = this.#request();
     const { model } = this.backend;
     this.transfer = new Transfer({
-      admitted: { request, digest, decoderId: nodeIdOf(key.publicKey), wireType: 'f16' },
+      admitted: { request, digest, decoderId: nodeIdOf(key.publicKey), wireType: 'f16', ticketEndsAtMs: Infinity },
       sender: new TransferSender({
         nonce: request.nonce,
         requestDigest: digest,
@@ -118,6 +118,8 @@ const EVENTS: Record<string, (stage: Stage) => unknown> = {
   deadline: () => vi.advanceTimersByTime(DEADLINE_MS),
   'cancelled by the producer': ({ transfer }) =>
     transfer.cancel(new MuserError('PRODUCER_DRAINING', 'the producer is closing')),
+  'decoder is revoked': ({ transfer }) => transfer.cancel(new MuserError('NODE_REVOKED', 'the node was revoked')),
+  'ticket ends': ({ transfer }) => transfer.cancel(new MuserError('TICKET_EXPIRED', 'the ticket ended')),
   'engine fails': ({ backend }) => {
     backend.stepError = new MuserError('ENGINE_FAILED', 'out of luck');
     backend.allow(1);

@@ -1,6 +1,5 @@
 import { join } from 'node:path';
 import { checkModelFile, requireAddon } from '@muser/metal';
-import { MuserError } from '@muser/protocol';
 import {
   ensurePrivateFolder,
   fileDigest,
@@ -10,7 +9,7 @@ import {
   type Logger,
   type RunningService,
 } from '@muser/service-kit';
-import { loadIdentity, type Identity } from '@muser/transport';
+import { LiveIdentity } from '@muser/transport';
 import { ActiveRequests } from './api/active-requests.js';
 import { createApi } from './api/server.js';
 import { ChatTemplate } from './chat/template.js';
@@ -22,6 +21,7 @@ import { engineCall } from './errors/engine-errors.js';
 import { MeasuredRates } from './placement/rates.js';
 import { ProducerConnections } from './producers/connections.js';
 import { ProducerDirectory } from './producers/directory.js';
+import { CertificateRenewal } from './producers/renewal.js';
 import { CoordinatorWatch } from './producers/watch.js';
 import { RequestRunner } from './requests/runner.js';
 
@@ -36,6 +36,7 @@ export interface RunningDecoder extends RunningService {
 interface Remote {
   readonly connections: ProducerConnections;
   readonly watch: CoordinatorWatch;
+  readonly renewal: CertificateRenewal;
 }
 
 /** Starts everything in the order in which it depends on each other, and takes it down the other way round. */
@@ -52,7 +53,8 @@ async function start(
   await ensurePrivateFolder(config.stateDir);
   const lock = await lockFolder(config.stateDir);
   onClose(() => lock.release());
-  const identity = config.coordinator === null ? null : await loadOwnIdentity(config.stateDir);
+  const identity =
+    config.coordinator === null ? null : await LiveIdentity.load(join(config.stateDir, 'identity'), 'decoder');
 
   await engineCall(requireAddon);
   // Before gigabytes are hashed: a file that was cut off is of no use.
@@ -71,6 +73,7 @@ async function start(
   const remote = followCoordinator(config, identity, engine, directory, logger);
   onClose(async () => {
     await remote?.watch.close();
+    await remote?.renewal.close();
     remote?.connections.close();
   });
 
@@ -103,25 +106,19 @@ async function start(
     await api.close(CLOSE_GRACE_MS);
   });
   const { url } = await api.listen(config.port);
-  return { http: url, nodeId: identity?.nodeId ?? null, model: engine.identity.name };
-}
-
-async function loadOwnIdentity(stateDir: string): Promise<Identity> {
-  const dir = join(stateDir, 'identity');
-  const identity = await loadIdentity(dir);
-  if (identity.role === 'decoder') return identity;
-  throw new MuserError('CONFIG_INVALID', `${dir} holds the identity of a ${identity.role}`);
+  return { http: url, nodeId: identity?.current.nodeId ?? null, model: engine.identity.name };
 }
 
 function followCoordinator(
   config: DecoderConfig,
-  identity: Identity | null,
+  identity: LiveIdentity | null,
   engine: DecoderEngine,
   directory: ProducerDirectory,
   logger: Logger,
 ): Remote | null {
   if (config.coordinator === null || identity === null) return null;
   const connections = new ProducerConnections(identity);
+  const renewal = new CertificateRenewal({ identity, target: config.coordinator, logger });
   const watch = new CoordinatorWatch({
     identity,
     target: config.coordinator,
@@ -130,10 +127,11 @@ function followCoordinator(
     logger,
     onList: (list) => {
       directory.update(list);
+      renewal.follow(list.renewOrder);
       connections.keepOnly(new Set(list.producers.map((producer) => producer.nodeId)));
     },
   });
-  return { connections, watch };
+  return { connections, watch, renewal };
 }
 
 function templateTexts(engine: DecoderEngine): { bosText: string; eosText: string } {

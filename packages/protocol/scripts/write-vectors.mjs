@@ -325,6 +325,17 @@ const values = {
   },
   WatchNodeRequest: { protocolVersion: 1, intervalMs: 1000 },
   SetPausedRequest: { protocolVersion: 1, paused: true, cancelRunning: true, deadlineMs: 600000 },
+  RevokedNodes: { protocolVersion: 1, version: 3, nodeIds: [decoder.nodeId, stranger.nodeId] },
+  RevokedNodesTaken: { version: 3 },
+  CertificateOrder: { protocolVersion: 1 },
+  CertificateRequest: {
+    protocolVersion: 1,
+    signingPublicKey: decoder.publicKey,
+    csr: body,
+    proof: decoder.sign('muser/1/csr', body),
+  },
+  IssuedCertificate: { protocolVersion: 1, certificate: body },
+  CertificateInstalled: { serial: '4F00C0FFEE' },
   WatchProducersRequest: { protocolVersion: 1, model: identity, name: 'mac' },
   ProducerEntry: {
     nodeId: producer.nodeId,
@@ -341,7 +352,11 @@ const values = {
     backend: 'vllm',
   },
 };
-values.ProducerList = { coordinatorTimeMs: 1800000000000, producers: [values.ProducerEntry] };
+values.ProducerList = {
+  coordinatorTimeMs: 1800000000000,
+  producers: [values.ProducerEntry],
+  renewOrder: '4F00C0FFEE',
+};
 const encodings = Object.entries(values).map(([message, value]) => ({
   message,
   value: plain(value),

@@ -1,16 +1,28 @@
 import { MuserError } from './errors.js';
 import { PROTOCOL_VERSION } from './limits.js';
 import {
+  certificateInstalledSchema,
+  certificateOrderSchema,
+  certificateRequestSchema,
   frameSchema,
+  issuedCertificateSchema,
   nodeStatusSchema,
   producerListSchema,
   requestVersionSchema,
+  revokedNodesSchema,
+  revokedNodesTakenSchema,
   setPausedRequestSchema,
   watchNodeRequestSchema,
   watchProducersRequestSchema,
+  type CertificateInstalled,
+  type CertificateOrder,
+  type CertificateRequest,
   type Frame,
+  type IssuedCertificate,
   type NodeStatus,
   type ProducerList,
+  type RevokedNodes,
+  type RevokedNodesTaken,
   type SetPausedRequest,
   type WatchNodeRequest,
   type WatchProducersRequest,
@@ -42,6 +54,39 @@ export function decodeSetPausedRequest(bytes: Uint8Array): SetPausedRequest {
   checkVersion(bytes);
   return setPausedRequestSchema.decode(bytes);
 }
+
+export const encodeRevokedNodes = (nodes: RevokedNodes): Buffer => revokedNodesSchema.encode(nodes);
+export function decodeRevokedNodes(bytes: Uint8Array): RevokedNodes {
+  checkVersion(bytes);
+  return revokedNodesSchema.decode(bytes);
+}
+
+export const encodeRevokedNodesTaken = (taken: RevokedNodesTaken): Buffer => revokedNodesTakenSchema.encode(taken);
+export const decodeRevokedNodesTaken = (bytes: Uint8Array): RevokedNodesTaken => revokedNodesTakenSchema.decode(bytes);
+
+export const encodeCertificateOrder = (order: CertificateOrder): Buffer => certificateOrderSchema.encode(order);
+export function decodeCertificateOrder(bytes: Uint8Array): CertificateOrder {
+  checkVersion(bytes);
+  return certificateOrderSchema.decode(bytes);
+}
+
+export const encodeCertificateRequest = (request: CertificateRequest): Buffer =>
+  certificateRequestSchema.encode(request);
+export function decodeCertificateRequest(bytes: Uint8Array): CertificateRequest {
+  checkVersion(bytes);
+  return certificateRequestSchema.decode(bytes);
+}
+
+export const encodeIssuedCertificate = (issued: IssuedCertificate): Buffer => issuedCertificateSchema.encode(issued);
+export function decodeIssuedCertificate(bytes: Uint8Array): IssuedCertificate {
+  checkVersion(bytes);
+  return issuedCertificateSchema.decode(bytes);
+}
+
+export const encodeCertificateInstalled = (installed: CertificateInstalled): Buffer =>
+  certificateInstalledSchema.encode(installed);
+export const decodeCertificateInstalled = (bytes: Uint8Array): CertificateInstalled =>
+  certificateInstalledSchema.decode(bytes);
 
 export const encodeWatchProducersRequest = (request: WatchProducersRequest): Buffer =>
   watchProducersRequestSchema.encode(request);

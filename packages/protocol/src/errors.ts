@@ -57,6 +57,13 @@ export const ERROR_CODES = Object.freeze({
     'The caller is known but may not do this.',
     'Use a node of the right role, or enroll it again if it was revoked.',
   ),
+  NODE_REVOKED: entry(
+    403,
+    'PERMISSION_DENIED',
+    false,
+    'The node was revoked: it may not take part any more.',
+    'Make a new identity on it and enroll that, if it shall come back.',
+  ),
   NOT_FOUND: entry(404, 'NOT_FOUND', false, 'What the request names does not exist.', 'Check the name or id.'),
   CANCELLED: entry(
     499,

@@ -17,6 +17,9 @@ export const MAX_VERSION_BYTES = 64;
 export const MAX_ADDRESS_BYTES = 256;
 export const MAX_ADDRESSES = 16;
 export const MAX_PRODUCERS = 256;
+export const MAX_REVOKED_NODES = 4096;
+export const MAX_CERTIFICATE_BYTES = 4 * KIB;
+export const MAX_SERIAL_BYTES = 64;
 export const MAX_ERROR_CODE_BYTES = 64;
 export const MAX_ERROR_MESSAGE_BYTES = 1024;
 

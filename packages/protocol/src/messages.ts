@@ -2,6 +2,7 @@ import {
   DIGEST_BYTES,
   MAX_ADDRESS_BYTES,
   MAX_ADDRESSES,
+  MAX_CERTIFICATE_BYTES,
   MAX_CHUNK_TOKENS,
   MAX_DEADLINE_MS,
   MAX_ERROR_CODE_BYTES,
@@ -14,6 +15,8 @@ import {
   MAX_PRODUCERS,
   MAX_PROMPT_TOKENS,
   MAX_QUEUE_LENGTH,
+  MAX_REVOKED_NODES,
+  MAX_SERIAL_BYTES,
   MAX_SHARD_HEADER_BYTES,
   MAX_SIGNED_BODY_BYTES,
   MAX_TICKET_BYTES,
@@ -284,6 +287,57 @@ export const setPausedRequestSchema = message('SetPausedRequest', 4 * 1024, {
 });
 export type SetPausedRequest = Infer<typeof setPausedRequestSchema>;
 
+export const revokedNodesSchema = message(
+  'RevokedNodes',
+  MAX_MESSAGE_BYTES,
+  {
+    protocolVersion: uint32(1, { min: 1, max: 1 }),
+    /** Goes up with every revocation; a list with a lower one than the last only adds. */
+    version: uint64(2),
+    nodeIds: texts(3, { maxBytes: NODE_ID_BYTES, count: { min: 0, max: MAX_REVOKED_NODES } }),
+  },
+  (value, path) => {
+    for (const [index, id] of value.nodeIds.entries()) checkNodeId(id, `${path}.nodeIds[${index}]`);
+  },
+);
+/** Every node that is revoked and whose certificate has not ended. */
+export type RevokedNodes = Infer<typeof revokedNodesSchema>;
+
+export const revokedNodesTakenSchema = message('RevokedNodesTaken', 4 * 1024, {
+  /** Of the list that holds now. */
+  version: uint64(1),
+});
+export type RevokedNodesTaken = Infer<typeof revokedNodesTakenSchema>;
+
+export const certificateOrderSchema = message('CertificateOrder', 4 * 1024, {
+  protocolVersion: uint32(1, { min: 1, max: 1 }),
+});
+export type CertificateOrder = Infer<typeof certificateOrderSchema>;
+
+export const certificateRequestSchema = message('CertificateRequest', 8 * 1024, {
+  protocolVersion: uint32(1, { min: 1, max: 1 }),
+  /** Ed25519; the sender's node id is its hash. */
+  signingPublicKey: fixedBytes(2, PUBLIC_KEY_BYTES),
+  /** PKCS #10, DER, signed by the new TLS key. */
+  csr: bytes(3, { min: 1, max: MAX_CERTIFICATE_BYTES }),
+  /** The identity key's signature over ('muser/1/csr', csr). */
+  proof: fixedBytes(4, SIGNATURE_BYTES),
+});
+export type CertificateRequest = Infer<typeof certificateRequestSchema>;
+
+export const issuedCertificateSchema = message('IssuedCertificate', 8 * 1024, {
+  protocolVersion: uint32(1, { min: 1, max: 1 }),
+  /** X.509, DER. */
+  certificate: bytes(2, { min: 1, max: MAX_CERTIFICATE_BYTES }),
+});
+export type IssuedCertificate = Infer<typeof issuedCertificateSchema>;
+
+export const certificateInstalledSchema = message('CertificateInstalled', 4 * 1024, {
+  /** Hexadecimal, upper case, as X509Certificate.serialNumber gives it. */
+  serial: text(1, { minBytes: 1, maxBytes: MAX_SERIAL_BYTES }),
+});
+export type CertificateInstalled = Infer<typeof certificateInstalledSchema>;
+
 export const watchProducersRequestSchema = message('WatchProducersRequest', 4 * 1024, {
   protocolVersion: uint32(1, { min: 1, max: 1 }),
   /** The decoder's model. */
@@ -321,6 +375,8 @@ export type ProducerEntry = Infer<typeof producerEntrySchema>;
 export const producerListSchema = message('ProducerList', MAX_MESSAGE_BYTES, {
   coordinatorTimeMs: uint64(1),
   producers: repeated(2, producerEntrySchema, { min: 0, max: MAX_PRODUCERS }),
+  /** An order to renew the certificate; the decoder carries out each once. Empty: none. */
+  renewOrder: text(3, { maxBytes: MAX_SERIAL_BYTES }),
 });
 export type ProducerList = Infer<typeof producerListSchema>;
 
@@ -342,6 +398,12 @@ export const SCHEMAS = {
   NodeStatus: nodeStatusSchema,
   WatchNodeRequest: watchNodeRequestSchema,
   SetPausedRequest: setPausedRequestSchema,
+  RevokedNodes: revokedNodesSchema,
+  RevokedNodesTaken: revokedNodesTakenSchema,
+  CertificateOrder: certificateOrderSchema,
+  CertificateRequest: certificateRequestSchema,
+  IssuedCertificate: issuedCertificateSchema,
+  CertificateInstalled: certificateInstalledSchema,
   WatchProducersRequest: watchProducersRequestSchema,
   ProducerEntry: producerEntrySchema,
   ProducerList: producerListSchema,

@@ -16,6 +16,7 @@ const sample = (name: Name): Record<string, unknown> =>
 
 const part = { layer: 0, kind: 'k' };
 const window = list(256, 'window');
+const { nodeId } = sample('NodeStatus');
 const entry = { ...sample('ProducerEntry'), name: 'a', addresses: ['a:1'], ticket: bytes(9) };
 
 /** [message, values at the limit, values one above it]. Only the named fields are changed. */
@@ -72,6 +73,11 @@ const upper: [Name, string, Record<string, unknown>, Record<string, unknown>][] 
   ['NodeStatus', 'version', { version: label(64) }, { version: label(65) }],
   ['WatchNodeRequest', 'intervalMs', { intervalMs: 60_000 }, { intervalMs: 60_001 }],
   ['SetPausedRequest', 'deadlineMs', { deadlineMs: 3_600_000 }, { deadlineMs: 3_600_001 }],
+  ['RevokedNodes', 'nodeIds', { nodeIds: list(4096, nodeId) }, { nodeIds: list(4097, nodeId) }],
+  ['CertificateRequest', 'csr', { csr: bytes(4096) }, { csr: bytes(4097) }],
+  ['IssuedCertificate', 'certificate', { certificate: bytes(4096) }, { certificate: bytes(4097) }],
+  ['CertificateInstalled', 'serial', { serial: label(64) }, { serial: label(65) }],
+  ['ProducerList', 'renewOrder', { renewOrder: label(64) }, { renewOrder: label(65) }],
   ['WatchProducersRequest', 'name', { name: label(128) }, { name: label(129) }],
   ['ProducerEntry', 'name', { name: label(128) }, { name: label(129) }],
   ['ProducerEntry', 'addresses', { addresses: list(16, label(256)) }, { addresses: list(17, 'a') }],
@@ -120,6 +126,13 @@ const lower: [Name, string, Record<string, unknown>, Record<string, unknown>][] 
   ['WatchNodeRequest', 'intervalMs', { intervalMs: 100 }, { intervalMs: 99 }],
   ['SetPausedRequest', 'protocolVersion', {}, { protocolVersion: 0 }],
   ['SetPausedRequest', 'deadlineMs', { deadlineMs: 1 }, { deadlineMs: 0 }],
+  ['RevokedNodes', 'protocolVersion', {}, { protocolVersion: 0 }],
+  ['RevokedNodes', 'nodeIds', { nodeIds: [] }, { nodeIds: ['x'] }],
+  ['CertificateOrder', 'protocolVersion', {}, { protocolVersion: 0 }],
+  ['CertificateRequest', 'proof', { proof: bytes(64) }, { proof: bytes(63) }],
+  ['CertificateRequest', 'csr', { csr: bytes(1) }, { csr: bytes(0) }],
+  ['IssuedCertificate', 'certificate', { certificate: bytes(1) }, { certificate: bytes(0) }],
+  ['CertificateInstalled', 'serial', { serial: 'A' }, { serial: '' }],
   ['ProducerEntry', 'addresses', { addresses: [] }, { addresses: [''] }],
   ['ProducerEntry', 'signingPublicKey', { signingPublicKey: bytes(32) }, { signingPublicKey: bytes(31) }],
   ['ProducerEntry', 'ticket', { ticket: bytes(1) }, { ticket: bytes(0) }],

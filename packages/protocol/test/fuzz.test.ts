@@ -1,8 +1,14 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import {
+  decodeCertificateInstalled,
+  decodeCertificateOrder,
+  decodeCertificateRequest,
+  decodeIssuedCertificate,
   decodeNodeStatus,
   decodeProducerList,
+  decodeRevokedNodes,
+  decodeRevokedNodesTaken,
   decodeSetPausedRequest,
   decodeWatchNodeRequest,
   decodeWatchProducersRequest,
@@ -183,8 +189,14 @@ describe('every message', () => {
         const mutated = mutate(bytes, list);
         attempt(() => schema.encode(schema.decode(mutated)));
         for (const decode of [
+          decodeCertificateInstalled,
+          decodeCertificateOrder,
+          decodeCertificateRequest,
+          decodeIssuedCertificate,
           decodeNodeStatus,
           decodeProducerList,
+          decodeRevokedNodes,
+          decodeRevokedNodesTaken,
           decodeSetPausedRequest,
           decodeWatchNodeRequest,
           decodeWatchProducersRequest,

@@ -1,7 +1,15 @@
 import { describe, expect, it } from 'vitest';
 import type { PrefillRequest } from '../src/messages.js';
 import { decodePrefillRequest, encodePrefillRequest, requestDigestOf, tokensDigest } from '../src/request.js';
-import { decodeSetPausedRequest, decodeWatchNodeRequest, decodeWatchProducersRequest } from '../src/codec.js';
+import {
+  decodeCertificateOrder,
+  decodeCertificateRequest,
+  decodeIssuedCertificate,
+  decodeRevokedNodes,
+  decodeSetPausedRequest,
+  decodeWatchNodeRequest,
+  decodeWatchProducersRequest,
+} from '../src/codec.js';
 import { expectCode } from './support/errors.js';
 import { fingerprint, nonce, sha256 } from './support/transfers.js';
 import { protobufjs, toProtobufjs } from './support/proto.js';
@@ -76,6 +84,10 @@ describe('PrefillRequest', () => {
     const later = Buffer.concat([Buffer.from([8, version]), Buffer.from('aa060568656c6c6f', 'hex')]);
     for (const decode of [
       decodePrefillRequest,
+      decodeCertificateOrder,
+      decodeCertificateRequest,
+      decodeIssuedCertificate,
+      decodeRevokedNodes,
       decodeSetPausedRequest,
       decodeWatchNodeRequest,
       decodeWatchProducersRequest,

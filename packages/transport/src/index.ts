@@ -3,7 +3,9 @@ export { PeerClient, type ConnectOptions, type PrefillOptions, type WatchOptions
 export { hashInline, hashOnPool, hashPayload, type PayloadHash } from './hashing.js';
 export { identityCommands } from './identity/commands.js';
 export { createIdentity, installIdentity, loadIdentity } from './identity/identity.js';
+export { LiveIdentity } from './identity/live-identity.js';
 export { peerOf } from './identity/peer.js';
+export { fromCertificateRequest } from './identity/request.js';
 export type { Identity, IdentityBundle, IdentityRequest, PeerIdentity, Role } from './identity/types.js';
 export * from './limits.js';
 export { addHandoffService, type HandoffHandlers, type PrefillCall } from './server/handoff-service.js';
@@ -12,7 +14,9 @@ export type { Authorize } from './server/stream-call.js';
 export {
   addNodeService,
   addPlacementService,
+  type Answer,
   type NodeHandlers,
+  type PlacementHandlers,
   type WatchCall,
   type WatchHandlers,
 } from './server/watch-services.js';

@@ -25,8 +25,12 @@ export const HANDOFF_SERVICE = {
 export const NODE_SERVICE = {
   Watch: serverStream('/muser.v1.Node/Watch'),
   SetPaused: serverStream('/muser.v1.Node/SetPaused'),
+  SetRevoked: serverStream('/muser.v1.Node/SetRevoked'),
+  RequestCertificate: serverStream('/muser.v1.Node/RequestCertificate'),
+  InstallCertificate: serverStream('/muser.v1.Node/InstallCertificate'),
 } satisfies ServiceDefinition;
 
 export const PLACEMENT_SERVICE = {
   WatchProducers: serverStream('/muser.v1.Placement/WatchProducers'),
+  RenewCertificate: serverStream('/muser.v1.Placement/RenewCertificate'),
 } satisfies ServiceDefinition;

@@ -76,12 +76,19 @@ describe('a stream', () => {
     expect(error.message).not.toContain('secret');
   });
 
+  const unused = {
+    setRevoked: () => Promise.reject(new MuserError('UNAVAILABLE', 'not here')),
+    requestCertificate: () => Promise.reject(new MuserError('UNAVAILABLE', 'not here')),
+    installCertificate: () => Promise.reject(new MuserError('UNAVAILABLE', 'not here')),
+  };
+
   it('works over IPv6 and by name', async () => {
     const server = createServer();
     addNodeService(server, {
       authorize: () => undefined,
       watch: async () => undefined,
       setPaused: async () => undefined,
+      ...unused,
     });
     const listener = await PeerListener.listen({ identity: producer, host: '::', port: 0, server });
     afterTest(() => listener.close(0));
@@ -246,6 +253,10 @@ describe('watching', () => {
         await call.send(status(call.request.deadlineMs));
         if (call.request.paused) throw new MuserError('DEADLINE_EXCEEDED', 'not paused yet');
       },
+      setRevoked: ({ request: { version, nodeIds } }) => Promise.resolve({ version: version + nodeIds.length }),
+      requestCertificate: () => Promise.reject(new MuserError('UNAVAILABLE', 'not now')),
+      installCertificate: ({ request }) =>
+        Promise.resolve({ serial: Buffer.from(request.certificate).toString('hex').toUpperCase() }),
     });
     const listener = await PeerListener.listen({ identity: producer, host: '127.0.0.1', port: 0, server });
     afterTest(() => listener.close(0));
@@ -259,6 +270,11 @@ describe('watching', () => {
     const order = { protocolVersion: 1, paused: false, cancelRunning: false, deadlineMs: 7 };
     for await (const update of client.setPaused(order)) expect(update).toEqual(status(7));
     await expectCode(client.setPaused({ ...order, paused: true }), 'DEADLINE_EXCEEDED');
+    const revoked = { protocolVersion: 1, version: 5, nodeIds: [producer.nodeId, decoder.nodeId] };
+    expect(await client.setRevoked(revoked)).toEqual({ version: 7 });
+    await expectCode(client.requestCertificate({ protocolVersion: 1 }), 'UNAVAILABLE');
+    const certificate = Buffer.from('c0ffee', 'hex');
+    expect(await client.installCertificate({ protocolVersion: 1, certificate })).toEqual({ serial: 'C0FFEE' });
     await expectCode(client.prefill(Buffer.alloc(0)), 'PROTOCOL_VERSION');
   });
 
@@ -266,7 +282,7 @@ describe('watching', () => {
     const coordinator = await authority.identity('coordinator');
     const server = createServer();
     const left = deferred();
-    const list: ProducerList = { coordinatorTimeMs: 1_700_000_000_000, producers: [] };
+    const list: ProducerList = { coordinatorTimeMs: 1_700_000_000_000, producers: [], renewOrder: '' };
     addPlacementService(server, {
       authorize: (peer) => {
         if (peer.role !== 'decoder') throw new MuserError('PERMISSION_DENIED', 'only decoders may ask');
@@ -277,6 +293,7 @@ describe('watching', () => {
         await aborted(call.signal);
         left.resolve();
       },
+      renewCertificate: ({ request }) => Promise.resolve({ protocolVersion: 1, certificate: request.csr }),
     });
     const listener = await PeerListener.listen({ identity: coordinator, host: '127.0.0.1', port: 0, server });
     afterTest(() => listener.close(0));

@@ -26,7 +26,7 @@ const SIGNING_ALGORITHM = { name: 'ECDSA', hash: 'SHA-256' };
 
 const MINUTE_MS = 60_000;
 const DAY_MS = 24 * 60 * MINUTE_MS;
-const CERTIFICATE_LIFETIME_MS = 30 * DAY_MS;
+export const CERTIFICATE_LIFETIME_MS = 30 * DAY_MS;
 /** Certificates begin this long ago, for nodes whose clock is behind. */
 const CERTIFICATE_BACKDATE_MS = 10 * MINUTE_MS;
 const AUTHORITY_LIFETIME_MS = 3_650 * DAY_MS;
@@ -39,6 +39,7 @@ const fileSchema = z.strictObject({ version: z.literal(1), keyPem: z.string(), c
 
 export interface IssuedCertificate {
   certificatePem: string;
+  der: Uint8Array;
   /** Hexadecimal. */
   serial: string;
   expiresAtMs: number;
@@ -134,7 +135,8 @@ export class Authority {
       },
       webcrypto,
     );
-    return { certificatePem: certificate.toString('pem'), serial, expiresAtMs: notAfter.getTime() };
+    const der = new Uint8Array(certificate.rawData);
+    return { certificatePem: certificate.toString('pem'), der, serial, expiresAtMs: notAfter.getTime() };
   }
 }
 

@@ -47,6 +47,12 @@ export const pauseBody = z.strictObject({ cancelRunning: z.boolean().default(fal
 
 export const resumeBody = z.strictObject({ deadlineMs });
 
+const ROTATION_LIMIT_MS = 30_000;
+
+export const rotateBody = z.strictObject({
+  deadlineMs: z.number().int().min(1).max(MAX_DEADLINE_MS).default(ROTATION_LIMIT_MS),
+});
+
 export const nodeParams = z.object({
   id: z.string().refine(isNodeId, 'must be a node id'),
 });

@@ -9,12 +9,14 @@ import {
 } from '@muser/service-kit';
 
 import type { EnrollmentOffice } from '../enrollment.js';
+import type { CertificateRenewals } from '../nodes/certificate-renewals.js';
 import type { NodeDirectory } from '../nodes/directory.js';
 import type { PauseOrders } from '../nodes/pause-orders.js';
 import { changeBody, enrollBody, nodeParams, parseInput } from './bodies.js';
 import { FailureLimit } from './failure-limit.js';
 import { isSameToken } from './operator-token.js';
 import { addPauseRoutes } from './pause-routes.js';
+import { addRenewalRoutes } from './renewal-routes.js';
 import { viewOf } from './views.js';
 
 export interface OperatorApiOptions {
@@ -24,6 +26,7 @@ export interface OperatorApiOptions {
   directory: NodeDirectory;
   office: EnrollmentOffice;
   pauseOrders: PauseOrders;
+  renewals: CertificateRenewals;
   clock: Clock;
   logger: Logger;
 }
@@ -52,6 +55,7 @@ export function createOperatorApi(options: OperatorApiOptions): HttpServer {
       requireToken(api, options);
       addNodeRoutes(api, options);
       addPauseRoutes(api, options.pauseOrders);
+      addRenewalRoutes(api, options.renewals);
       done();
     },
     { prefix: '/api' },

@@ -22,7 +22,8 @@ export function addPauseRoutes(api: HttpServer['app'], orders: PauseOrders): voi
   });
 }
 
-function goneSignal(response: EventEmitter): AbortSignal {
+/** Aborts when the caller has left. */
+export function goneSignal(response: EventEmitter): AbortSignal {
   const gone = new AbortController();
   response.once('close', () => gone.abort(new MuserError('CANCELLED', 'the caller is gone')));
   return gone.signal;

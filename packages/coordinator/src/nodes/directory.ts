@@ -1,6 +1,13 @@
 import type { Clock } from '@muser/service-kit';
 
-import type { Enrollment, NodeChange, NodeOrder, NodeRecord, RegistryStore } from '../registry/store.js';
+import type {
+  CertificateRenewal,
+  Enrollment,
+  NodeChange,
+  NodeOrder,
+  NodeRecord,
+  RegistryStore,
+} from '../registry/store.js';
 import type { NodeEntry, Observation } from './node-state.js';
 
 /**
@@ -39,6 +46,10 @@ export class NodeDirectory {
 
   async change(nodeId: string, change: NodeChange): Promise<NodeEntry> {
     return this.#putRecord(await this.#store.change(nodeId, change, this.#clock.now()));
+  }
+
+  async renewCertificate(nodeId: string, renewal: CertificateRenewal): Promise<NodeEntry> {
+    return this.#putRecord(await this.#store.renewCertificate(nodeId, renewal, this.#clock.now()));
   }
 
   async revoke(nodeId: string): Promise<NodeEntry> {

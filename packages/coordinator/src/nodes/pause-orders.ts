@@ -2,12 +2,12 @@ import { setMaxListeners } from 'node:events';
 
 import { MuserError, PROTOCOL_VERSION, toMuserError } from '@muser/protocol';
 import type { Clock, Logger } from '@muser/service-kit';
-import { PeerClient, type Identity } from '@muser/transport';
+import { PeerClient, type LiveIdentity } from '@muser/transport';
 
 import type { NodeRecord } from '../registry/store.js';
 import type { NodeDirectory } from './directory.js';
 import type { NodeEntry } from './node-state.js';
-import { SILENCE_LIMIT_MS } from './producer-watcher.js';
+import { SILENCE_LIMIT_MS } from './watchdog.js';
 
 export interface PauseOrder {
   paused: boolean;
@@ -20,7 +20,7 @@ export interface PauseOrder {
 export interface PauseOrdersOptions {
   directory: NodeDirectory;
   /** The coordinator's own. */
-  identity: Identity;
+  identity: LiveIdentity;
   clock: Clock;
   logger: Logger;
 }
@@ -76,7 +76,7 @@ export class PauseOrders {
     const signal = AbortSignal.any(signals);
     for (const target of addresses) {
       const expect = { role: 'producer', nodeId } as const;
-      const client = PeerClient.connect({ identity: this.#options.identity, target, expect });
+      const client = PeerClient.connect({ identity: this.#options.identity.current, target, expect });
       let wasHeard = false;
       try {
         const request = { protocolVersion: PROTOCOL_VERSION, ...order };

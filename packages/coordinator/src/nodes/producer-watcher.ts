@@ -1,15 +1,26 @@
-import { MuserError, PROTOCOL_VERSION, toMuserError, type ErrorCode, type NodeStatus } from '@muser/protocol';
+import {
+  MAX_CLOCK_SKEW_MS,
+  MuserError,
+  PROTOCOL_VERSION,
+  toMuserError,
+  type ErrorCode,
+  type NodeStatus,
+} from '@muser/protocol';
 import type { Clock, Logger } from '@muser/service-kit';
-import { PeerClient, type Identity } from '@muser/transport';
+import { PeerClient, type LiveIdentity } from '@muser/transport';
 
+import type { NodeDirectory } from './directory.js';
 import type { Observation } from './node-state.js';
-import { Watchdog } from './watchdog.js';
+import { keepToldOfRevoked } from './revoked-list.js';
+import { SILENCE_LIMIT_MS, Watchdog } from './watchdog.js';
 
 export interface ProducerWatcherOptions {
   nodeId: string;
   addresses: readonly string[];
+  /** Says which nodes are revoked, which every producer is told. */
+  directory: NodeDirectory;
   /** The coordinator's own. */
-  identity: Identity;
+  identity: LiveIdentity;
   clock: Clock;
   logger: Logger;
   observe(observation: Observation): void;
@@ -17,8 +28,6 @@ export interface ProducerWatcherOptions {
 
 /** How often a producer is asked to send its status when nothing changes. */
 const STATUS_INTERVAL_MS = 1_000;
-/** A producer that is silent for so long is unreachable. */
-export const SILENCE_LIMIT_MS = 5_000;
 /** From the dialling of an address to the first status. */
 export const FIRST_STATUS_LIMIT_MS = 3_000;
 /** Statuses that come faster wait in the stream, so that a node cannot keep the coordinator busy. */
@@ -111,7 +120,7 @@ export class ProducerWatcher {
 
   /** Never rejects: the end of a stream is what it is for. */
   async #watch(address: string, signal: AbortSignal): Promise<{ wasHeard: boolean; error: MuserError }> {
-    const { nodeId, identity, clock } = this.#options;
+    const { nodeId, directory, identity, clock } = this.#options;
     const call = new AbortController();
     const onAbort = (): void => call.abort(signal.reason);
     signal.addEventListener('abort', onAbort, { once: true });
@@ -121,11 +130,22 @@ export class ProducerWatcher {
     let client: PeerClient | undefined;
     let wasHeard = false;
     try {
-      client = PeerClient.connect({ identity, target: address, expect: { role: 'producer', nodeId } });
+      const connected = PeerClient.connect({
+        identity: identity.current,
+        target: address,
+        expect: { role: 'producer', nodeId },
+      });
+      client = connected;
+      const tell = (): void => {
+        const told = keepToldOfRevoked({ client: connected, directory, clock, signal: call.signal });
+        // A producer that cannot be told is one that cannot be watched.
+        told.catch((error: unknown) => call.abort(error));
+      };
       watchdog.expectWithin(FIRST_STATUS_LIMIT_MS);
       const request = { protocolVersion: PROTOCOL_VERSION, intervalMs: STATUS_INTERVAL_MS };
       for await (const status of client.watchNode(request, { signal: call.signal })) {
         this.#hear(status, address);
+        if (!wasHeard) tell();
         wasHeard = true;
         watchdog.expectWithin(SILENCE_LIMIT_MS);
         await clock.sleep(MIN_STATUS_GAP_MS, call.signal);
@@ -135,6 +155,7 @@ export class ProducerWatcher {
       return { wasHeard, error: toMuserError(error, 'INTERNAL') };
     } finally {
       watchdog.stop();
+      call.abort(new MuserError('CANCELLED', 'the watch has ended'));
       signal.removeEventListener('abort', onAbort);
       client?.close();
     }
@@ -146,6 +167,7 @@ export class ProducerWatcher {
     if (status.nodeId !== nodeId) {
       throw new MuserError('PEER_IDENTITY', `${address} reports the state of ${status.nodeId}, not of ${nodeId}`);
     }
+    this.#checkClock(status, address);
     const seen = { status, heard: true };
     switch (status.state) {
       case 'starting':
@@ -162,6 +184,17 @@ export class ProducerWatcher {
         return observe({ ...seen, state: 'error', reason });
       }
     }
+  }
+
+  /** Beyond what tickets and certificates forgive, every transfer would fail, each with another message. */
+  #checkClock({ sentAtMs }: NodeStatus, address: string): void {
+    const aheadMs = sentAtMs - this.#options.clock.now();
+    if (Math.abs(aheadMs) <= MAX_CLOCK_SKEW_MS) return;
+    const direction = aheadMs > 0 ? 'ahead of' : 'behind';
+    const seconds = Math.round(Math.abs(aheadMs) / 1_000);
+    const allowed = MAX_CLOCK_SKEW_MS / 1_000;
+    const message = `the clock at ${address} is ${seconds} s ${direction} the coordinator's, ${allowed} s are allowed: set it by NTP`;
+    throw new MuserError('CLOCK_SKEW', message, { details: { aheadMs, limit: MAX_CLOCK_SKEW_MS } });
   }
 
   #reportFailure({ code, message }: MuserError): void {

@@ -1,5 +1,5 @@
 import type { Clock, Logger } from '@muser/service-kit';
-import type { Identity } from '@muser/transport';
+import type { LiveIdentity } from '@muser/transport';
 
 import type { NodeDirectory } from './directory.js';
 import type { NodeEntry, Observation } from './node-state.js';
@@ -7,7 +7,7 @@ import { ProducerWatcher } from './producer-watcher.js';
 
 export interface ProducerWatchersOptions {
   directory: NodeDirectory;
-  identity: Identity;
+  identity: LiveIdentity;
   clock: Clock;
   logger: Logger;
 }
@@ -44,7 +44,7 @@ export class ProducerWatchers {
     }
     const { directory, identity, clock, logger } = this.#options;
     const observe = (observation: Observation): void => directory.observe(nodeId, observation);
-    this.#watchers.set(nodeId, new ProducerWatcher({ nodeId, addresses, identity, clock, logger, observe }));
+    this.#watchers.set(nodeId, new ProducerWatcher({ nodeId, addresses, directory, identity, clock, logger, observe }));
   }
 
   #stop(nodeId: string): void {

@@ -1,5 +1,8 @@
 import type { Clock } from '@muser/service-kit';
 
+/** A producer that is silent for so long is unreachable. */
+export const SILENCE_LIMIT_MS = 5_000;
+
 /** Calls back once when a sign of life does not come in time. */
 export class Watchdog {
   readonly #clock: Clock;

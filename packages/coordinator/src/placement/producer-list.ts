@@ -11,13 +11,15 @@ export function producerListFor(options: {
   nodes: readonly NodeEntry[];
   fingerprint: Uint8Array;
   tickets: TicketBook;
+  /** Empty: none. */
+  renewOrder: string;
   nowMs: number;
 }): ProducerList {
-  const { nodes, fingerprint, tickets, nowMs } = options;
+  const { nodes, fingerprint, tickets, renewOrder, nowMs } = options;
   const producers = nodes.flatMap((node) => entryOf(node, fingerprint, tickets) ?? []);
   const isReady = ({ state }: ProducerEntry): boolean => state === 'ready';
   const ordered = [...producers.filter(isReady), ...producers.filter((entry) => !isReady(entry))];
-  return { coordinatorTimeMs: nowMs, producers: ordered.slice(0, MAX_PRODUCERS) };
+  return { coordinatorTimeMs: nowMs, producers: ordered.slice(0, MAX_PRODUCERS), renewOrder };
 }
 
 function entryOf(node: NodeEntry, fingerprint: Uint8Array, tickets: TicketBook): ProducerEntry | null {

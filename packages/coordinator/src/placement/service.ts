@@ -1,7 +1,14 @@
-import { MuserError, type ProducerList, type WatchProducersRequest } from '@muser/protocol';
+import {
+  MuserError,
+  type CertificateRequest,
+  type IssuedCertificate,
+  type ProducerList,
+  type WatchProducersRequest,
+} from '@muser/protocol';
 import type { Clock, Logger } from '@muser/service-kit';
-import type { Identity, PeerIdentity, WatchCall, WatchHandlers } from '@muser/transport';
+import type { Identity, PeerIdentity, PlacementHandlers, WatchCall } from '@muser/transport';
 
+import type { CertificateRenewals } from '../nodes/certificate-renewals.js';
 import type { NodeDirectory } from '../nodes/directory.js';
 import { producerListFor } from './producer-list.js';
 import { TicketBook } from './ticket-book.js';
@@ -10,6 +17,7 @@ export interface PlacementOptions {
   directory: NodeDirectory;
   /** The coordinator's; its signing key signs the tickets. */
   identity: Identity;
+  renewals: CertificateRenewals;
   clock: Clock;
   logger: Logger;
 }
@@ -23,8 +31,8 @@ const MAX_STREAMS_PER_DECODER = 8;
 
 type Call = WatchCall<WatchProducersRequest, ProducerList>;
 
-/** Placement.WatchProducers: keeps every decoder's list of producers and tickets up to date. */
-export class PlacementService implements WatchHandlers<WatchProducersRequest, ProducerList> {
+/** The Placement service: keeps every decoder's list of producers and tickets up to date, and renews its certificate. */
+export class PlacementService implements PlacementHandlers {
   readonly #options: PlacementOptions;
   /** Streams of each decoder; each can be ended with a reason. */
   readonly #streams = new Map<string, Set<AbortController>>();
@@ -34,16 +42,16 @@ export class PlacementService implements WatchHandlers<WatchProducersRequest, Pr
   constructor(options: PlacementOptions) {
     this.#options = options;
     this.#unsubscribe = options.directory.subscribe(({ record: { nodeId }, state }) => {
-      if (state === 'revoked') this.#end(nodeId, new MuserError('PERMISSION_DENIED', `the node ${nodeId} was revoked`));
+      if (state === 'revoked') this.#end(nodeId, new MuserError('NODE_REVOKED', `the node ${nodeId} was revoked`));
     });
   }
 
-  /** @throws MuserError PERMISSION_DENIED unless the peer is an enrolled decoder */
+  /** @throws MuserError PERMISSION_DENIED or NODE_REVOKED unless the peer is an enrolled decoder */
   readonly authorize = ({ nodeId, role }: PeerIdentity): void => {
     if (role !== 'decoder') throw new MuserError('PERMISSION_DENIED', `a ${role} gets no placements`);
     const state = this.#options.directory.get(nodeId)?.state;
     if (state === undefined) throw new MuserError('PERMISSION_DENIED', `the node ${nodeId} is not enrolled here`);
-    if (state === 'revoked') throw new MuserError('PERMISSION_DENIED', `the node ${nodeId} was revoked`);
+    if (state === 'revoked') throw new MuserError('NODE_REVOKED', `the node ${nodeId} was revoked`);
   };
 
   readonly watch = async (call: Call): Promise<void> => {
@@ -62,6 +70,9 @@ export class PlacementService implements WatchHandlers<WatchProducersRequest, Pr
     }
   };
 
+  readonly renewCertificate = (call: { peer: PeerIdentity; request: CertificateRequest }): Promise<IssuedCertificate> =>
+    this.#options.renewals.issueTo(call.peer, call.request);
+
   close(): void {
     this.#isClosed = true;
     this.#unsubscribe();
@@ -71,7 +82,7 @@ export class PlacementService implements WatchHandlers<WatchProducersRequest, Pr
 
   /** Sends the list now, after each change, and as a heartbeat; throws the signal's reason in the end. */
   async #push(call: Call, signal: AbortSignal): Promise<void> {
-    const { directory, identity, clock } = this.#options;
+    const { directory, identity, renewals, clock } = this.#options;
     const { model } = call.request;
     const tickets = new TicketBook({ decoderId: call.peer.nodeId, model, key: identity.signingKey, clock });
     let pause = new AbortController();
@@ -83,7 +94,9 @@ export class PlacementService implements WatchHandlers<WatchProducersRequest, Pr
         signal.throwIfAborted();
         pause = new AbortController();
         const nodes = directory.list();
-        await call.send(producerListFor({ nodes, fingerprint: model.fingerprint, tickets, nowMs: clock.now() }));
+        const renewOrder = renewals.orderFor(call.peer);
+        const { fingerprint } = model;
+        await call.send(producerListFor({ nodes, fingerprint, tickets, renewOrder, nowMs: clock.now() }));
         await clock.sleep(MIN_PUSH_GAP_MS, signal);
         await clock.sleep(HEARTBEAT_MS - MIN_PUSH_GAP_MS, pause.signal).catch(() => undefined);
       }

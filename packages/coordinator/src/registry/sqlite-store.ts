@@ -8,6 +8,7 @@ import { MIGRATIONS } from './migrations.js';
 import type {
   AuditAction,
   AuditEntry,
+  CertificateRenewal,
   Enrollment,
   NodeChange,
   NodeOrder,
@@ -114,6 +115,18 @@ export class SqliteStore implements RegistryStore {
         .prepare('UPDATE nodes SET name = ?, addresses = ? WHERE node_id = ?')
         .run(name, JSON.stringify(addresses), nodeId);
       this.#audit(atMs, 'node-changed', nodeId, { ...change });
+      return this.#get(nodeId);
+    });
+  }
+
+  renewCertificate(nodeId: string, renewal: CertificateRenewal, atMs: number): Promise<NodeRecord> {
+    return this.#change(() => {
+      const { name } = this.#getActive(nodeId);
+      const { certificateExpiresAtMs, certificateSerial } = renewal;
+      this.#database
+        .prepare('UPDATE nodes SET certificate_expires_at_ms = ? WHERE node_id = ?')
+        .run(certificateExpiresAtMs, nodeId);
+      this.#audit(atMs, 'certificate-renewed', nodeId, { name, certificateSerial });
       return this.#get(nodeId);
     });
   }

@@ -27,6 +27,13 @@ export interface Enrollment {
   certificateSerial: string;
 }
 
+/** Of a node's newest certificate. */
+export interface CertificateRenewal {
+  certificateExpiresAtMs: number;
+  /** Hexadecimal; for the audit log. */
+  certificateSerial: string;
+}
+
 export interface NodeChange {
   name?: string;
   addresses?: readonly string[];
@@ -42,7 +49,8 @@ export interface RegistryOwner {
 /** What a node was told to do. The node keeps it, the registry only that it was told. */
 export type NodeOrder = 'node-paused' | 'node-resumed';
 
-export type AuditAction = 'registry-bound' | 'node-enrolled' | 'node-changed' | 'node-revoked' | NodeOrder;
+export type AuditAction =
+  'registry-bound' | 'node-enrolled' | 'node-changed' | 'certificate-renewed' | 'node-revoked' | NodeOrder;
 
 export interface AuditEntry {
   /** 1, 2, 3 and so on, without gaps. */
@@ -69,6 +77,8 @@ export interface RegistryStore {
    */
   enroll(enrollment: Enrollment, atMs: number): Promise<NodeRecord>;
   change(nodeId: string, change: NodeChange, atMs: number): Promise<NodeRecord>;
+  /** The node has a newer certificate. */
+  renewCertificate(nodeId: string, renewal: CertificateRenewal, atMs: number): Promise<NodeRecord>;
   /** An audit entry for an order, before it is given; of no other effect. */
   note(nodeId: string, order: NodeOrder, atMs: number): Promise<void>;
   /** Revoking again changes nothing. */

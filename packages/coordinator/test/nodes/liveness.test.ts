@@ -3,7 +3,8 @@ import { createServer as createTcpServer, type AddressInfo, type Socket } from '
 import { TestAuthority } from '@muser/testing';
 import { describe, expect, it, onTestFinished } from 'vitest';
 
-import { FIRST_STATUS_LIMIT_MS, SILENCE_LIMIT_MS } from '../../src/nodes/producer-watcher.js';
+import { FIRST_STATUS_LIMIT_MS } from '../../src/nodes/producer-watcher.js';
+import { SILENCE_LIMIT_MS } from '../../src/nodes/watchdog.js';
 import { launchCoordinator } from '../support/coordinator.js';
 import { ManualClock } from '../support/manual-clock.js';
 import { StandInProducer } from '../support/producer.js';
@@ -85,7 +86,7 @@ describe('the state of a producer', () => {
     const clock = new ManualClock();
     const { operator } = await launchCoordinator({ clock });
     const { nodeId, identity } = await operator.enroll('producer');
-    const producer = await StandInProducer.listen(identity);
+    const producer = await StandInProducer.listen(identity, { now: () => clock.now() });
     await operator.setAddresses(nodeId, [producer.target]);
     await until(
       () => clock.advance(50),

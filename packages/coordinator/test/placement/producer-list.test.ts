@@ -39,7 +39,7 @@ it('names every producer that is ready before any that is not, and drops the las
   );
   const ready = [1, 2].map((number) => producer(MAX_PRODUCERS + number, 'healthy', 'ready'));
   const nodes = [...others, ...ready];
-  const { producers } = producerListFor({ nodes, fingerprint: model.fingerprint, tickets, nowMs: 0 });
+  const { producers } = producerListFor({ nodes, fingerprint: model.fingerprint, tickets, renewOrder: '', nowMs: 0 });
   const kept = [...ready, ...others].slice(0, MAX_PRODUCERS);
   expect(producers.map(({ nodeId }) => nodeId)).toEqual(kept.map(({ record }) => record.nodeId));
 });

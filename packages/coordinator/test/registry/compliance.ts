@@ -47,6 +47,23 @@ export function testRegistryStore(name: string, create: () => Promise<RegistrySt
       expect(await store.owner()).toEqual(owner);
     });
 
+    it('keeps the end of a newer certificate, and that it was issued', async () => {
+      const { nodeId } = await store.enroll(enrollmentOf(), 5);
+      const renewal = { certificateExpiresAtMs: 99_000, certificateSerial: 'ab02' };
+      const record = await store.renewCertificate(nodeId, renewal, 6);
+      expect(record).toMatchObject({ name: 'spark', certificateExpiresAtMs: 99_000, enrolledAtMs: 5 });
+      expect(await store.list()).toEqual([record]);
+      expect((await store.audit()).at(-1)).toMatchObject({
+        action: 'certificate-renewed',
+        atMs: 6,
+        details: { certificateSerial: 'ab02' },
+      });
+      await store.revoke(nodeId, 7);
+      for (const id of [nodeId, 'n0']) {
+        await expect(store.renewCertificate(id, renewal, 8)).rejects.toMatchObject({ code: 'NOT_FOUND' });
+      }
+    });
+
     it('keeps what was enrolled, in that order', async () => {
       const producer = enrollmentOf({ name: 'Spärk 1' });
       const decoder = enrollmentOf({ role: 'decoder', addresses: [] });

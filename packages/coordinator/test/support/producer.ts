@@ -1,10 +1,11 @@
 import { createHash } from 'node:crypto';
 
-import type { NodeStatus, SetPausedRequest } from '@muser/protocol';
+import type { IssuedCertificate, NodeStatus, RevokedNodes, SetPausedRequest } from '@muser/protocol';
 import {
   addNodeService,
   createServer,
   formatTarget,
+  LiveIdentity,
   PeerListener,
   type Identity,
   type WatchCall,
@@ -48,6 +49,12 @@ export class StandInProducer {
   watchers = 0;
   /** Every order that came. */
   readonly orders: SetPausedRequest[] = [];
+  /** Every list of revoked nodes that came. */
+  readonly revoked: RevokedNodes[] = [];
+  /** Called with each of them; throwing refuses it. */
+  onRevoked: (nodes: RevokedNodes) => void = () => undefined;
+  /** Every certificate that was installed. */
+  readonly certificates: IssuedCertificate[] = [];
   /** What becomes of an order: at once as it says, unless a test wants something else. */
   onOrder = async (call: OrderCall): Promise<void> => {
     await call.send(this.#status);
@@ -56,17 +63,27 @@ export class StandInProducer {
   };
   readonly #listener: PeerListener;
   readonly #wake = new Set<() => void>();
+  readonly #now: () => number;
   #status: NodeStatus;
 
-  private constructor(listener: PeerListener, status: NodeStatus) {
+  private constructor(listener: PeerListener, status: NodeStatus, now: () => number) {
+    this.#now = now;
     this.#listener = listener;
     this.#status = status;
     this.target = formatTarget(listener.address);
   }
 
-  static async listen(identity: Identity, options: { port?: number; status?: Partial<NodeStatus> } = {}) {
+  /**
+   * @param options.folder where the identity is installed; its certificate can be renewed then
+   * @param options.now the clock of its machine
+   */
+  static async listen(
+    identity: Identity,
+    options: { port?: number; status?: Partial<NodeStatus>; folder?: string; now?: () => number } = {},
+  ) {
     const server = createServer();
     const served: { producer?: StandInProducer } = {};
+    const live = new LiveIdentity(options.folder ?? '', identity);
     addNodeService(server, {
       authorize: () => undefined,
       watch: async (call) => {
@@ -76,9 +93,21 @@ export class StandInProducer {
         served.producer?.orders.push(call.request);
         await served.producer?.onOrder(call);
       },
+      setRevoked: ({ request }) => {
+        served.producer?.onRevoked(request);
+        served.producer?.revoked.push(request);
+        return Promise.resolve({ version: request.version });
+      },
+      requestCertificate: () => live.request(),
+      installCertificate: async ({ request }) => {
+        await live.install(request.certificate);
+        served.producer?.certificates.push(request);
+        return { serial: live.serial };
+      },
     });
     const listener = await PeerListener.listen({ identity, host: '127.0.0.1', port: options.port ?? 0, server });
-    const producer = new StandInProducer(listener, statusOf(identity.nodeId, options.status));
+    live.onRenewal((renewed) => listener.useIdentity(renewed));
+    const producer = new StandInProducer(listener, statusOf(identity.nodeId, options.status), options.now ?? Date.now);
     served.producer = producer;
     onTestFinished(() => producer.close());
     return producer;
@@ -100,7 +129,7 @@ export class StandInProducer {
   private async serve(signal: AbortSignal, send: (status: NodeStatus) => Promise<void>): Promise<void> {
     this.watchers += 1;
     while (!signal.aborted) {
-      await send(this.#status);
+      await send({ ...this.#status, sentAtMs: this.#now() });
       await new Promise<void>((resolve) => {
         const wake = (): void => {
           this.#wake.delete(wake);

@@ -27,6 +27,8 @@ export interface AdmittedRequest {
   readonly digest: Uint8Array;
   readonly decoderId: string;
   readonly wireType: WireType;
+  /** Unix milliseconds: nothing goes on beyond, so that a node whose revocation nobody could tell ends with its ticket. */
+  readonly ticketEndsAtMs: number;
 }
 
 /**
@@ -43,7 +45,7 @@ export function admit(
   nowMs: number = Date.now(),
 ): AdmittedRequest {
   const request = decodePrefillRequest(requestBytes);
-  checkAuthority(request, decoderId, rules, nowMs);
+  const ticketEndsAtMs = checkAuthority(request, decoderId, rules, nowMs) + MAX_CLOCK_SKEW_MS;
   if (!Buffer.from(request.fingerprint).equals(rules.model.identity.fingerprint)) {
     throw new MuserError(
       'MODEL_MISMATCH',
@@ -55,10 +57,11 @@ export function admit(
   if (wireType === undefined) {
     throw new MuserError('INVALID_REQUEST', `rows are offered as ${rules.limits.wireTypes.join(', ')} only`);
   }
-  return { request, digest: requestDigestOf(requestBytes), decoderId, wireType };
+  return { request, digest: requestDigestOf(requestBytes), decoderId, wireType, ticketEndsAtMs };
 }
 
-function checkAuthority(request: PrefillRequest, decoderId: string, rules: AdmissionRules, nowMs: number): void {
+/** @returns the end of the ticket, by the coordinator's clock */
+function checkAuthority(request: PrefillRequest, decoderId: string, rules: AdmissionRules, nowMs: number): number {
   const ticket = openTicket(request.ticket, rules.coordinatorKey);
   checkTicket(ticket, {
     decoderId,
@@ -70,4 +73,5 @@ function checkAuthority(request: PrefillRequest, decoderId: string, rules: Admis
     nowMs,
     clockSkewMs: MAX_CLOCK_SKEW_MS,
   });
+  return ticket.expiresAtMs;
 }

@@ -49,7 +49,7 @@ export class TransferService {
   readonly #staging: ByteBudget;
   readonly #rate = new LearnedRate();
   /** By nonce, in hexadecimal. */
-  readonly #active = new Map<string, { transfer: Transfer; settled: Promise<unknown> }>();
+  readonly #active = new Map<string, { decoderId: string; transfer: Transfer; settled: Promise<unknown> }>();
   readonly #drain = new AbortController();
   /** What new transfers are refused with; null while they are taken. */
   #refusal: MuserError | null = null;
@@ -123,6 +123,11 @@ export class TransferService {
     for (const { transfer } of this.#active.values()) transfer.cancel(error);
   }
 
+  /** Ends every transfer of that decoder with this error. */
+  cancelOf(decoderId: string, error: MuserError): void {
+    for (const entry of this.#active.values()) if (entry.decoderId === decoderId) entry.transfer.cancel(error);
+  }
+
   async #accept(call: PrefillCall, receivedAtMs: number): Promise<TransferOutcome> {
     this.#drain.signal.throwIfAborted();
     if (this.#refusal !== null) throw this.#refusal;
@@ -139,10 +144,12 @@ export class TransferService {
     this.#checkRoom();
     const transfer = this.#createTransfer(call, admitted, receivedAtMs);
     const settled = transfer.run();
-    this.#active.set(nonce, { transfer, settled });
+    this.#active.set(nonce, { decoderId: admitted.decoderId, transfer, settled });
+    const ticketEnd = setTimeout(() => transfer.cancel(ticketEnded()), admitted.ticketEndsAtMs - Date.now());
     try {
       return await settled;
     } finally {
+      clearTimeout(ticketEnd);
       this.#active.delete(nonce);
     }
   }
@@ -200,6 +207,11 @@ export class TransferService {
       logger.info({ ...facts, ...sent }, 'transfer sealed');
     } else logFailure(logger, error, facts, `transfer ${state}`);
   }
+}
+
+/** Tickets are renewed long before, so a transfer that comes here is longer than any deadline of an ordinary one. */
+function ticketEnded(): MuserError {
+  return new MuserError('TICKET_EXPIRED', 'the ticket of this transfer ended while it ran');
 }
 
 /** To a tenth. */

@@ -150,8 +150,13 @@ export class TestBed {
     await rm(this.stateDir, { recursive: true });
   }
 
-  async peer(role: 'decoder' | 'coordinator' | 'producer', target = this.target): Promise<TestPeer> {
-    const identity = await this.authority.identity(role);
+  /** @param known one that is enrolled already; left out: a new one */
+  async peer(
+    role: 'decoder' | 'coordinator' | 'producer',
+    target = this.target,
+    known?: TestIdentity,
+  ): Promise<TestPeer> {
+    const identity = known ?? (await this.authority.identity(role));
     const expect = { role: 'producer', nodeId: this.producer.nodeId } as const;
     const client = PeerClient.connect({ identity, target, expect });
     this.#clients.push(client);

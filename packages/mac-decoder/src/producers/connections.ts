@@ -1,5 +1,5 @@
 import { MuserError, toMuserError, type ProducerEntry } from '@muser/protocol';
-import { PeerClient, type Identity } from '@muser/transport';
+import { PeerClient, type LiveIdentity } from '@muser/transport';
 
 interface Connection {
   readonly target: string;
@@ -23,7 +23,16 @@ const OTHER_ADDRESS = new Set(['PEER_UNREACHABLE', 'PEER_IDENTITY']);
 export class ProducerConnections {
   private readonly peers = new Map<string, Peer>();
 
-  constructor(private readonly identity: Identity) {}
+  /** Transfers go on where they began when the certificate is renewed; others begin with the new one. */
+  constructor(private readonly identity: LiveIdentity) {
+    identity.onRenewal(() => {
+      for (const peer of this.peers.values()) {
+        const former = peer.current;
+        peer.current = null;
+        if (former !== null) closeUnused(peer, former);
+      }
+    });
+  }
 
   /**
    * One transfer's frames, from the first address of the producer that answers.
@@ -88,7 +97,8 @@ export class ProducerConnections {
       former.transfers += 1;
       return former;
     }
-    const client = PeerClient.connect({ identity: this.identity, target, expect: { role: 'producer', nodeId } });
+    const expect = { role: 'producer', nodeId } as const;
+    const client = PeerClient.connect({ identity: this.identity.current, target, expect });
     const connection = { target, client, transfers: 1 };
     peer.current = connection;
     peer.open.add(connection);

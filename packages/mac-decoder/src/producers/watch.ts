@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { PROTOCOL_VERSION, toMuserError, type ModelIdentity, type ProducerList } from '@muser/protocol';
 import type { Logger } from '@muser/service-kit';
-import { PeerClient, type Identity } from '@muser/transport';
+import { PeerClient, type LiveIdentity } from '@muser/transport';
 
 const FIRST_PAUSE_MS = 200;
 const LONGEST_PAUSE_MS = 5_000;
@@ -11,7 +11,7 @@ const STEADY_MS = 10_000;
 const SILENCE_LIMIT_MS = 5_000;
 
 export interface CoordinatorWatchOptions {
-  readonly identity: Identity;
+  readonly identity: LiveIdentity;
   /** gRPC address of the coordinator, "host:port". */
   readonly target: string;
   readonly model: ModelIdentity;
@@ -59,7 +59,7 @@ export class CoordinatorWatch {
     const { identity, target, model, name, logger, onList } = this.options;
     let client: PeerClient | null = null;
     try {
-      client = PeerClient.connect({ identity, target, expect: { role: 'coordinator' } });
+      client = PeerClient.connect({ identity: identity.current, target, expect: { role: 'coordinator' } });
       const request = { protocolVersion: PROTOCOL_VERSION, model, name };
       const options = { signal: this.stop.signal, idleTimeoutMs: SILENCE_LIMIT_MS };
       for await (const list of client.watchProducers(request, options)) {

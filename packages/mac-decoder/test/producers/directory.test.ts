@@ -135,7 +135,11 @@ describe('ProducerDirectory', () => {
 
   test("a ticket lasts as long as the coordinator's clock says, whatever time it is here", () => {
     const { time, directory: known } = directory();
-    known.update({ coordinatorTimeMs: 1e12, producers: [producerEntry({ ticketExpiresAtMs: 1e12 + 10_000 })] });
+    known.update({
+      coordinatorTimeMs: 1e12,
+      producers: [producerEntry({ ticketExpiresAtMs: 1e12 + 10_000 })],
+      renewOrder: '',
+    });
     time.ms += 7_999;
     expect(known.available(10)).toHaveLength(1);
     time.ms += 2;

@@ -1,4 +1,4 @@
-import type { ProducerEntry, ProducerList } from '@muser/protocol';
+import { MuserError, type ProducerEntry, type ProducerList } from '@muser/protocol';
 import { addPlacementService, createServer, PeerListener, type Identity } from '@muser/transport';
 
 export interface StandInCoordinator {
@@ -24,6 +24,7 @@ export async function startStandInCoordinator(identity: Identity, port = 0): Pro
   const server = createServer();
   addPlacementService(server, {
     authorize: () => undefined,
+    renewCertificate: () => Promise.reject(new MuserError('ENROLL_REFUSED', 'no certificates here')),
     watch: async (call) => {
       const { signal } = call;
       const ended = new Promise<void>((resolve) => {
@@ -31,7 +32,7 @@ export async function startStandInCoordinator(identity: Identity, port = 0): Pro
       });
       while (!signal.aborted && !closed.signal.aborted) {
         const next = changed.promise;
-        const list: ProducerList = { coordinatorTimeMs: Date.now(), producers: [...producers] };
+        const list: ProducerList = { coordinatorTimeMs: Date.now(), producers: [...producers], renewOrder: '' };
         await call.send(list);
         await Promise.race([next, ended]);
       }

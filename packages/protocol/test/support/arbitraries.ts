@@ -163,7 +163,26 @@ export const arbitraries: Arbitraries = {
     cancelRunning: fc.boolean(),
     deadlineMs: fc.integer({ min: 1, max: 3_600_000 }),
   }),
+  RevokedNodes: fc.record({
+    protocolVersion: fc.constant(1),
+    version: safe,
+    nodeIds: fc.array(nodeId, { maxLength: 20 }),
+  }),
+  RevokedNodesTaken: fc.record({ version: safe }),
+  CertificateOrder: fc.record({ protocolVersion: fc.constant(1) }),
+  CertificateRequest: fc.record({
+    protocolVersion: fc.constant(1),
+    signingPublicKey: digest,
+    csr: bytes(1, 4096),
+    proof: bytes(64),
+  }),
+  IssuedCertificate: fc.record({ protocolVersion: fc.constant(1), certificate: bytes(1, 4096) }),
+  CertificateInstalled: fc.record({ serial: fc.string({ unit: 'grapheme-ascii', minLength: 1, maxLength: 64 }) }),
   WatchProducersRequest: fc.record({ protocolVersion: fc.constant(1), model: modelIdentity, name: label(128) }),
   ProducerEntry: producerEntry,
-  ProducerList: fc.record({ coordinatorTimeMs: safe, producers: fc.array(producerEntry, { maxLength: 5 }) }),
+  ProducerList: fc.record({
+    coordinatorTimeMs: safe,
+    producers: fc.array(producerEntry, { maxLength: 5 }),
+    renewOrder: label(64),
+  }),
 };

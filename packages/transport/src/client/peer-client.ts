@@ -1,15 +1,29 @@
 import { createSecureContext, type PeerCertificate } from 'node:tls';
 import { Client, credentials, type ChannelCredentials } from '@grpc/grpc-js';
 import {
+  decodeCertificateInstalled,
+  decodeCertificateRequest,
+  decodeIssuedCertificate,
   decodeNodeStatus,
   decodeProducerList,
+  decodeRevokedNodesTaken,
+  encodeCertificateOrder,
+  encodeCertificateRequest,
+  encodeIssuedCertificate,
+  encodeRevokedNodes,
   encodeSetPausedRequest,
   encodeWatchNodeRequest,
   encodeWatchProducersRequest,
   MuserError,
   toMuserError,
+  type CertificateInstalled,
+  type CertificateOrder,
+  type CertificateRequest,
+  type IssuedCertificate,
   type NodeStatus,
   type ProducerList,
+  type RevokedNodes,
+  type RevokedNodesTaken,
   type SetPausedRequest,
   type WatchNodeRequest,
   type WatchProducersRequest,
@@ -101,6 +115,30 @@ export class PeerClient {
     }
   }
 
+  /** Resolves when the producer has taken the list: it refuses these nodes and cancels what they run. */
+  async setRevoked(nodes: RevokedNodes, options: WatchOptions = {}): Promise<RevokedNodesTaken> {
+    const path = NODE_SERVICE.SetRevoked.path;
+    return decodeRevokedNodesTaken(await this.#ask(path, encodeRevokedNodes(nodes), options));
+  }
+
+  /** The producer makes a new TLS key and asks for its certificate. */
+  async requestCertificate(order: CertificateOrder, options: WatchOptions = {}): Promise<CertificateRequest> {
+    const path = NODE_SERVICE.RequestCertificate.path;
+    return decodeCertificateRequest(await this.#ask(path, encodeCertificateOrder(order), options));
+  }
+
+  /** Resolves when the producer's new connections get the certificate. */
+  async installCertificate(issued: IssuedCertificate, options: WatchOptions = {}): Promise<CertificateInstalled> {
+    const path = NODE_SERVICE.InstallCertificate.path;
+    return decodeCertificateInstalled(await this.#ask(path, encodeIssuedCertificate(issued), options));
+  }
+
+  /** A new certificate from the coordinator, for this node's new TLS key. */
+  async renewCertificate(request: CertificateRequest, options: WatchOptions = {}): Promise<IssuedCertificate> {
+    const path = PLACEMENT_SERVICE.RenewCertificate.path;
+    return decodeIssuedCertificate(await this.#ask(path, encodeCertificateRequest(request), options));
+  }
+
   async *watchProducers(
     request: WatchProducersRequest,
     options: WatchOptions = {},
@@ -115,6 +153,12 @@ export class PeerClient {
   close(): void {
     this.#closed.abort(new MuserError('CANCELLED', 'the client was closed'));
     this.#client.close();
+  }
+
+  /** For calls with one answer. */
+  async #ask(path: string, request: Buffer, options: WatchOptions): Promise<Buffer> {
+    for await (const message of this.#read(path, request, options)) return message;
+    throw new MuserError('MESSAGE_INVALID', `${this.#target} ended the call without an answer`);
   }
 
   async *#read(path: string, request: Buffer, options: PrefillOptions): AsyncGenerator<Buffer, void, void> {

@@ -1,6 +1,6 @@
 import { createPrivateKey, X509Certificate } from 'node:crypto';
 import { join } from 'node:path';
-import { generateSigningKey, MuserError, nodeIdOf, signingKeyFromSeed } from '@muser/protocol';
+import { generateSigningKey, MuserError, nodeIdOf, signingKeyFromSeed, type SigningKey } from '@muser/protocol';
 import {
   createFileOnce,
   ensurePrivateFolder,
@@ -9,12 +9,15 @@ import {
   writeFileAtomic,
 } from '@muser/service-kit';
 import { peerOf } from './peer.js';
-import { generateTlsKeyPem, makeRequest } from './request.js';
+import { generateTlsKeyPem, makeRequest, toPem } from './request.js';
 import { isRole, type Identity, type IdentityBundle, type IdentityRequest, type Role } from './types.js';
 
 /** Both private keys, in one file so that a node never has one without the other. */
 const KEYS_FILE = 'keys.json';
-/** What the coordinator gave, in one file so that certificate and CA always fit each other. */
+/**
+ * What the coordinator gave, in one file so that certificate and CA always fit each other. A certificate that was renewed
+ * belongs to a newer TLS key than that of the keys' file, and brings it along.
+ */
 const BUNDLE_FILE = 'bundle.json';
 
 interface Keys {
@@ -22,6 +25,17 @@ interface Keys {
   tlsKeyPem: string;
   /** Base64 of 32 bytes. */
   signingSeed: string;
+}
+
+/** What a certificate is for and what signs with it. */
+interface NodeKeys {
+  role: Role;
+  tlsKeyPem: string;
+  signingKey: SigningKey;
+}
+
+interface StoredBundle extends IdentityBundle {
+  tlsKeyPem?: string;
 }
 
 /**
@@ -59,8 +73,34 @@ export async function createIdentity(dir: string, role: Role): Promise<IdentityR
  */
 export async function installIdentity(dir: string, bundle: IdentityBundle): Promise<Identity> {
   const checked = checkBundle(bundle);
-  const identity = assemble(await requireKeys(dir), checked, Date.now());
+  const identity = assemble(nodeKeys(await requireKeys(dir)), checked, Date.now());
   await writeFileAtomic(join(dir, BUNDLE_FILE), `${JSON.stringify(checked)}\n`);
+  return identity;
+}
+
+/**
+ * Puts a renewed certificate with its TLS key in place of those in `dir`, both in one step.
+ *
+ * @param renewal the new TLS key, and its certificate (DER)
+ * @throws MuserError CERTIFICATE_INVALID or CLOCK_SKEW when the certificate does not fit the node, its CA or the key
+ *   (nothing is stored then); UNAVAILABLE when it cannot be written
+ */
+export async function installRenewal(
+  dir: string,
+  { nodeId, role, signingKey, caPem, coordinatorPublicKey }: Identity,
+  { tlsKeyPem, certificate }: { tlsKeyPem: string; certificate: Uint8Array },
+): Promise<Identity> {
+  const bundle: StoredBundle = {
+    nodeId,
+    certificatePem: toPem('CERTIFICATE', certificate),
+    caPem,
+    coordinatorPublicKey: Buffer.from(coordinatorPublicKey).toString('base64'),
+    tlsKeyPem,
+  };
+  const identity = assemble({ role, tlsKeyPem, signingKey }, bundle, Date.now());
+  await writeFileAtomic(join(dir, BUNDLE_FILE), `${JSON.stringify(bundle)}\n`).catch((cause: unknown) => {
+    throw new MuserError('UNAVAILABLE', `${dir}/${BUNDLE_FILE} cannot be written: check the disk`, { cause });
+  });
   return identity;
 }
 
@@ -76,11 +116,18 @@ export async function loadIdentity(dir: string): Promise<Identity> {
   if (text === null) {
     throw new MuserError('NOT_FOUND', `the node in ${dir} has keys but no certificate; enroll it at the coordinator`);
   }
-  return assemble(keys, checkBundle(parseObject(dir, BUNDLE_FILE, text)), Date.now());
+  const stored = parseObject(dir, BUNDLE_FILE, text);
+  const { tlsKeyPem = keys.tlsKeyPem } = stored;
+  if (typeof tlsKeyPem !== 'string') throw damaged(dir, BUNDLE_FILE);
+  return assemble({ ...nodeKeys(keys), tlsKeyPem }, checkBundle(stored), Date.now());
 }
 
-function assemble(keys: Keys, bundle: IdentityBundle, nowMs: number): Identity {
-  const signingKey = signingKeyFromSeed(Buffer.from(keys.signingSeed, 'base64'));
+function nodeKeys({ role, tlsKeyPem, signingSeed }: Keys): NodeKeys {
+  return { role, tlsKeyPem, signingKey: signingKeyFromSeed(Buffer.from(signingSeed, 'base64')) };
+}
+
+function assemble(keys: NodeKeys, bundle: IdentityBundle, nowMs: number): Identity {
+  const { signingKey } = keys;
   const nodeId = nodeIdOf(signingKey.publicKey);
   const certificate = parseCertificate('certificate', bundle.certificatePem);
   checkCertificate(certificate, keys, nodeId);
@@ -103,7 +150,7 @@ function assemble(keys: Keys, bundle: IdentityBundle, nowMs: number): Identity {
   };
 }
 
-function checkCertificate(certificate: X509Certificate, keys: Keys, nodeId: string): void {
+function checkCertificate(certificate: X509Certificate, keys: NodeKeys, nodeId: string): void {
   const named = peerOf(certificate);
   if (named.nodeId !== nodeId || named.role !== keys.role) {
     throw invalid(

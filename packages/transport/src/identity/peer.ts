@@ -22,7 +22,7 @@ export function peerOf(certificate: X509Certificate | Uint8Array): PeerIdentity 
   if (parsed.subject !== `CN=${nodeId}`) {
     throw new MuserError('CERTIFICATE_INVALID', `the certificate's subject is not its node id ${nodeId}`);
   }
-  return { role, nodeId, notAfter: new Date(parsed.validTo) };
+  return { role, nodeId, notAfter: new Date(parsed.validTo), serial: parsed.serialNumber };
 }
 
 function parse(der: Uint8Array): X509Certificate {

@@ -1,7 +1,7 @@
 import 'reflect-metadata';
 import { webcrypto } from 'node:crypto';
 import { Pkcs10CertificateRequestGenerator, SubjectAlternativeNameExtension } from '@peculiar/x509';
-import { nodeIdOf, type SigningKey } from '@muser/protocol';
+import { nodeIdOf, type CertificateRequest, type SigningKey } from '@muser/protocol';
 import type { IdentityRequest, Role } from './types.js';
 
 const TLS_KEY = { name: 'ECDSA', namedCurve: 'P-256' };
@@ -34,8 +34,27 @@ export async function makeRequest(role: Role, tlsKeyPem: string, signingKey: Sig
   };
 }
 
+/** The same request as it goes over the wire of a node that is enrolled already. */
+export function toCertificateRequest(request: IdentityRequest): Omit<CertificateRequest, 'protocolVersion'> {
+  return {
+    signingPublicKey: Buffer.from(request.signingPublicKey, 'base64'),
+    csr: fromPem(request.csrPem),
+    proof: Buffer.from(request.proof, 'base64'),
+  };
+}
+
+/** The inverse of toCertificateRequest; the role is the one that the sender is enrolled in. */
+export function fromCertificateRequest(request: CertificateRequest, role: Role): IdentityRequest {
+  return {
+    role,
+    signingPublicKey: Buffer.from(request.signingPublicKey).toString('base64'),
+    csrPem: toPem('CERTIFICATE REQUEST', request.csr),
+    proof: Buffer.from(request.proof).toString('base64'),
+  };
+}
+
 async function importKeyPair(tlsKeyPem: string): Promise<webcrypto.CryptoKeyPair> {
-  const der = Buffer.from(tlsKeyPem.replace(/-----[A-Z ]+-----/g, ''), 'base64');
+  const der = fromPem(tlsKeyPem);
   const privateKey = await webcrypto.subtle.importKey('pkcs8', der, TLS_KEY, true, ['sign']);
   const jwk = await webcrypto.subtle.exportKey('jwk', privateKey);
   const publicJwk = { kty: jwk.kty, crv: jwk.crv, x: jwk.x, y: jwk.y } as webcrypto.JsonWebKey;
@@ -43,7 +62,11 @@ async function importKeyPair(tlsKeyPem: string): Promise<webcrypto.CryptoKeyPair
   return { privateKey, publicKey };
 }
 
-function toPem(label: string, der: Uint8Array): string {
+function fromPem(pem: string): Buffer<ArrayBuffer> {
+  return Buffer.from(pem.replace(/-----[A-Z ]+-----/g, ''), 'base64');
+}
+
+export function toPem(label: string, der: Uint8Array): string {
   const lines =
     Buffer.from(der)
       .toString('base64')

@@ -15,6 +15,8 @@ export interface PeerIdentity {
   nodeId: string;
   /** After this instant the certificate is worth nothing, also on a connection that is open already. */
   notAfter: Date;
+  /** Of its certificate: hexadecimal, upper case. */
+  serial: string;
 }
 
 /** What a process needs to listen, to dial and to sign. Private keys never leave the node. */

@@ -1,5 +1,10 @@
 import type { AddressInfo, Socket } from 'node:net';
-import { createServer as createTlsServer, type Server as TlsServer, type TLSSocket } from 'node:tls';
+import {
+  createServer as createTlsServer,
+  type SecureContextOptions,
+  type Server as TlsServer,
+  type TLSSocket,
+} from 'node:tls';
 import { Server, ServerCredentials } from '@grpc/grpc-js';
 import { MuserError } from '@muser/protocol';
 import { prepareMemory } from '../memory.js';
@@ -23,6 +28,8 @@ export interface ListenOptions {
   /** 0 takes a free one. */
   port: number;
   server: Server;
+  /** Peers that may not take part: their connections end soon, after the time that it takes to tell them why. */
+  isBarred?: (nodeId: string) => boolean;
   logger?: TransportLogger;
 }
 
@@ -51,12 +58,9 @@ export class PeerListener {
     // The sockets are encrypted already when they get there.
     const injector = server.createConnectionInjector(ServerCredentials.createInsecure());
     const tls = createTlsServer({
-      key: identity.tlsKeyPem,
-      cert: identity.tlsCertificatePem,
-      ca: identity.caPem,
+      ...contextOf(identity),
       requestCert: true,
       rejectUnauthorized: true,
-      minVersion: 'TLSv1.3',
       ALPNProtocols: ['h2'],
       handshakeTimeout: HANDSHAKE_TIMEOUT_MS,
     });
@@ -72,6 +76,7 @@ export class PeerListener {
       const peer = admit(socket, connections, logger);
       if (peer === null) socket.destroy();
       else injector.injectConnection(socket);
+      if (peer !== null && options.isBarred?.(peer.nodeId) === true) endSoon(socket);
     });
     const address = await bind(tls, options.host, options.port);
     // For example EMFILE on accept: the listener goes on, and the process must not end by an unhandled event.
@@ -91,6 +96,11 @@ export class PeerListener {
     this.#connections = connections;
     this.address = address;
     this.#drain = drain;
+  }
+
+  /** New connections get this certificate; those that are open, and the streams on them, go on. */
+  useIdentity(identity: Identity): void {
+    this.#tls.setSecureContext(contextOf(identity));
   }
 
   /** Breaks the peer's connections; streams on them end at once on both sides. @returns the number of connections */
@@ -116,6 +126,15 @@ export class PeerListener {
   }
 }
 
+function contextOf(identity: Identity): SecureContextOptions {
+  return {
+    key: identity.tlsKeyPem,
+    cert: identity.tlsCertificatePem,
+    ca: identity.caPem,
+    minVersion: 'TLSv1.3',
+  };
+}
+
 function admit(
   socket: TLSSocket,
   connections: ConnectionTable,
@@ -134,6 +153,12 @@ function admit(
     logger?.warn({ remote: socket.remoteAddress, reason: errorCode(error) }, 'connection refused: no node certificate');
   }
   return null;
+}
+
+/** The calls on it are refused with a code meanwhile, which a connection that just breaks cannot tell. */
+function endSoon(socket: TLSSocket): void {
+  const limit = setTimeout(() => socket.destroy(), HANDSHAKE_TIMEOUT_MS);
+  socket.once('close', () => clearTimeout(limit));
 }
 
 function bind(tls: TlsServer, host: string, port: number): Promise<{ host: string; port: number }> {

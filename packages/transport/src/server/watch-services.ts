@@ -1,13 +1,27 @@
 import type { Server, ServerWritableStream } from '@grpc/grpc-js';
 import {
+  decodeCertificateOrder,
+  decodeCertificateRequest,
+  decodeIssuedCertificate,
+  decodeRevokedNodes,
   decodeSetPausedRequest,
   decodeWatchNodeRequest,
   decodeWatchProducersRequest,
+  encodeCertificateInstalled,
+  encodeCertificateRequest,
+  encodeIssuedCertificate,
   encodeNodeStatus,
   encodeProducerList,
+  encodeRevokedNodesTaken,
   MAX_MESSAGE_BYTES,
+  type CertificateInstalled,
+  type CertificateOrder,
+  type CertificateRequest,
+  type IssuedCertificate,
   type NodeStatus,
   type ProducerList,
+  type RevokedNodes,
+  type RevokedNodesTaken,
   type SetPausedRequest,
   type WatchNodeRequest,
   type WatchProducersRequest,
@@ -34,27 +48,60 @@ export interface WatchHandlers<Request, Update> {
   watch: (call: WatchCall<Request, Update>) => Promise<void>;
 }
 
+/** Answers a call that has one answer; throws a MuserError to refuse it. */
+export type Answer<Request, Reply> = (call: { peer: PeerIdentity; request: Request }) => Promise<Reply>;
+
 export interface NodeHandlers extends WatchHandlers<WatchNodeRequest, NodeStatus> {
   /** Settling ends the call: it is as asked, or a MuserError says why not. */
   setPaused: (call: WatchCall<SetPausedRequest, NodeStatus>) => Promise<void>;
+  setRevoked: Answer<RevokedNodes, RevokedNodesTaken>;
+  requestCertificate: Answer<CertificateOrder, CertificateRequest>;
+  installCertificate: Answer<IssuedCertificate, CertificateInstalled>;
 }
 
-/** Adds muser.v1.Node (a producer's state and load, and its switch) to a server. */
-export function addNodeService(server: Server, { authorize, watch, setPaused }: NodeHandlers): void {
+export interface PlacementHandlers extends WatchHandlers<WatchProducersRequest, ProducerList> {
+  renewCertificate: Answer<CertificateRequest, IssuedCertificate>;
+}
+
+/** Adds muser.v1.Node (a producer's state and load, and what its coordinator tells it) to a server. */
+export function addNodeService(server: Server, handlers: NodeHandlers): void {
+  const { authorize, watch, setPaused, setRevoked, requestCertificate, installCertificate } = handlers;
   const encode = encodeNodeStatus;
   server.addService(NODE_SERVICE, {
     Watch: watchMethod(server, { authorize, watch }, { decode: decodeWatchNodeRequest, encode }),
     SetPaused: watchMethod(server, { authorize, watch: setPaused }, { decode: decodeSetPausedRequest, encode }),
+    SetRevoked: watchMethod(server, answering(authorize, setRevoked), {
+      decode: decodeRevokedNodes,
+      encode: encodeRevokedNodesTaken,
+    }),
+    RequestCertificate: watchMethod(server, answering(authorize, requestCertificate), {
+      decode: decodeCertificateOrder,
+      encode: encodeCertificateRequest,
+    }),
+    InstallCertificate: watchMethod(server, answering(authorize, installCertificate), {
+      decode: decodeIssuedCertificate,
+      encode: encodeCertificateInstalled,
+    }),
   });
 }
 
 /** Adds muser.v1.Placement (the coordinator's list of producers) to a server. */
-export function addPlacementService(
-  server: Server,
-  handlers: WatchHandlers<WatchProducersRequest, ProducerList>,
-): void {
-  const codec = { decode: decodeWatchProducersRequest, encode: encodeProducerList };
-  server.addService(PLACEMENT_SERVICE, { WatchProducers: watchMethod(server, handlers, codec) });
+export function addPlacementService(server: Server, handlers: PlacementHandlers): void {
+  const { authorize, renewCertificate } = handlers;
+  server.addService(PLACEMENT_SERVICE, {
+    WatchProducers: watchMethod(server, handlers, { decode: decodeWatchProducersRequest, encode: encodeProducerList }),
+    RenewCertificate: watchMethod(server, answering(authorize, renewCertificate), {
+      decode: decodeCertificateRequest,
+      encode: encodeIssuedCertificate,
+    }),
+  });
+}
+
+function answering<Request, Reply>(
+  authorize: Authorize,
+  answer: Answer<Request, Reply>,
+): WatchHandlers<Request, Reply> {
+  return { authorize, watch: async (call) => call.send(await answer(call)) };
 }
 
 function watchMethod<Request, Update>(
