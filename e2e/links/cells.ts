@@ -4,7 +4,7 @@ import { messageOf } from '../test/support/needles.js';
 import type { Link } from './link.js';
 import type { Scene } from './scene.js';
 
-/** Bytes that have come when something happens to a transfer: two chunks of muse-nano, of about sixteen. */
+/** Bytes that have come when something happens to a transfer: two chunks of muse-nano, of about eight. */
 const MIDST_BYTES = 4 << 20;
 /** So slow that the prefill is always ahead of it, and a shard of 1 MiB takes a second. */
 const STARVED_BITS_PER_SECOND = 10e6;
@@ -52,11 +52,11 @@ export const CELLS: readonly Cell[] = [
   { name: 'remote, 1,700 tokens', documents: [1_700], runsOn: everywhere, run: remoteEqualsLocal },
   { name: 'remote, 8,000 tokens', documents: [8_000], runsOn: everywhere, run: remoteEqualsLocal },
   { name: 'two at once', documents: [1_700, 1_700], runsOn: everywhere, run: twoAtOnce },
-  { name: 'cancelled, asked again', documents: [8_000], runsOn: everywhere, run: cancelAndAskAgain },
-  { name: 'producer killed', documents: [8_000], runsOn: everywhere, run: killProducer },
-  { name: 'cable cut', documents: [8_000], runsOn: everywhere, run: cutCable },
+  { name: 'cancelled, asked again', documents: [4_000], runsOn: everywhere, run: cancelAndAskAgain },
+  { name: 'producer killed', documents: [4_000], runsOn: everywhere, run: killProducer },
+  { name: 'cable cut', documents: [4_000], runsOn: everywhere, run: cutCable },
   { name: 'auto', documents: [1_700], runsOn: everywhere, run: chooseWay },
-  { name: 'link far behind', documents: [5_000], runsOn: ({ starved }) => starved, run: starve },
+  { name: 'link far behind', documents: [4_000], runsOn: ({ starved }) => starved, run: starve },
 ];
 
 /** Runs a cell; a problem is part of its result. */

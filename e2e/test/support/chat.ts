@@ -7,6 +7,7 @@ export interface Answer {
   muser: {
     prefill: string;
     fallback: { code: string; message: string } | null;
+    attempts: { code: string | null }[];
     promptTokens: number;
     cachedTokens: number;
     ttftMs: number;
