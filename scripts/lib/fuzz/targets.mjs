@@ -1,4 +1,4 @@
-import { ROOT } from '../run.mjs';
+import { ROOT, run } from '../run.mjs';
 
 /**
  * @typedef {object} Target
@@ -32,7 +32,7 @@ export const GROUPS = {
       }),
     },
   ],
-  state: [],
+  state: [native('stage'), native('ledger'), script('native/metal/fuzz', 'calls')],
 };
 
 /** The targets that a name means: a group, one target, or all. */
@@ -44,6 +44,22 @@ export function targetsOf(name) {
 
 export function groupOf(target) {
   return Object.values(GROUPS).find((group) => group.includes(target)) ?? [target];
+}
+
+/** src/kv with sanitizers and coverage, in a build of its own that needs nothing of llama.cpp. */
+function native(name) {
+  const folder = 'native/metal/fuzz';
+  const build = 'native/metal/build/cmake-fuzz';
+  return {
+    name,
+    corpus: `${folder}/corpus/${name}`,
+    module: null,
+    prepare: async () => {
+      await run('cmake', ['-S', folder, '-B', build]);
+      await run('cmake', ['--build', build, '--target', `fuzz_${name}`, '-j', '2']);
+      return { command: `${build}/fuzz_${name}`, args: [], cwd: ROOT };
+    },
+  };
 }
 
 function script(folder, name) {
