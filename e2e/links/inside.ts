@@ -6,7 +6,7 @@ import { needleDocuments } from '../test/support/needles.js';
 import { Reference } from '../test/support/reference.js';
 import { CELLS, runCell, type CellResult } from './cells.js';
 import { describeLink, LINKS, type Link } from './link.js';
-import { measureLink, type LinkFigures } from './raw-copy.js';
+import { measureLink, type LinkFigures } from './measure.js';
 import { ENGINE, Scene } from './scene.js';
 import { TwoMachines } from './two-machines.js';
 

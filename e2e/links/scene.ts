@@ -15,7 +15,7 @@ import {
 } from '../test/support/nodes.js';
 import type { Reference } from '../test/support/reference.js';
 import type { Link } from './link.js';
-import { delayProxy } from './raw-copy.js';
+import { delayProxy } from './measure.js';
 import type { TwoMachines } from './two-machines.js';
 
 /** Exact arithmetic and the same chunks everywhere, so that answers can be compared word by word. */
@@ -26,8 +26,8 @@ export const ENGINE = {
   chunkTokens: 512,
   flashAttention: false,
 } as const;
-/** Little room, so that a link that is behind is felt: four chunks of muse-nano. */
-const STAGING_BYTES = 8 << 20;
+/** The least that is allowed, two chunks of muse-nano, so that a link that is behind is felt soon. */
+const STAGING_BYTES = 4 << 20;
 /** A stall of the link, and the time until the next one. */
 const STALL_MS = [100, 600] as const;
 const BETWEEN_STALLS_MS = [300, 1_500] as const;

@@ -20,8 +20,9 @@ const isFigure = (column: number): boolean => column >= 4 && column <= 9;
 /** The report for people. */
 export function show({ links, cells }: Report): string {
   const lines = links.map(({ name, description, figures }) => {
-    const { bitsPerSecond, delayedBitsPerSecond, roundTripMs } = figures;
-    const measured = `${megabits(bitsPerSecond)} Mbit/s raw, ${megabits(delayedBitsPerSecond)} with the delay`;
+    const { bitsPerSecond, delayedBitsPerSecond, framesBitsPerSecond, roundTripMs } = figures;
+    const raw = `${megabits(bitsPerSecond)} Mbit/s raw, ${megabits(delayedBitsPerSecond)} with the delay`;
+    const measured = `${raw}, ${megabits(framesBitsPerSecond)} as frames by gRPC and TLS`;
     return `${name.padEnd(5)} ${description}; measured ${measured}, ${roundTripMs.toFixed(2)} ms there and back`;
   });
   const problems = cells.filter(({ problem }) => problem !== null);
