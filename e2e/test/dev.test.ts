@@ -172,6 +172,7 @@ describe('when a part dies', { timeout: LIMIT_MS }, () => {
   let dev: Dev;
   afterEach(() => dev.destroy());
 
+  // fault: health-follows-peer
   it('answers go on without the producer, and without the coordinator', async () => {
     dev = await Dev.start(join(folder, 'dying'));
     process.kill(dev.ready.pids.producer, 'SIGKILL');

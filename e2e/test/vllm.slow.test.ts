@@ -182,6 +182,7 @@ describe('the prefix cache of vLLM', { timeout: 300_000 }, () => {
 });
 
 describe('several requests', { timeout: 300_000 }, () => {
+  // fault: fails-under-load
   it('are prefilled four at once, and more of them wait their turn', async () => {
     const asked = [10, 11, 12, 13].flatMap((index) =>
       [nano.ready.http, wide.ready.http].map(async (decoder) => {
@@ -197,6 +198,7 @@ describe('several requests', { timeout: 300_000 }, () => {
     expect(waited).toBeLessThanOrEqual(asked.length - AT_ONCE);
   });
 
+  // fault: computes-for-nobody
   it('that are cancelled while vLLM computes leave it free for the next', async () => {
     const before = await sealed();
     for (let nth = 0; nth < 10; nth += 1) {

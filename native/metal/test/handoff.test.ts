@@ -86,6 +86,7 @@ describe('hand-off equals local prefill', { timeout: 600_000 }, () => {
     });
   });
 
+  // fault: last-token-guessed
   it.each(CASES)('flash attention off, chunks of $chunkTokens', async ({ chunkTokens, lengths }) => {
     const options = { chunkTokens, contextTokens: Math.max(...lengths) + GREEDY_TOKENS };
     const prompts = await Promise.all(lengths.map((length) => textTokens(length, length)));
@@ -177,6 +178,7 @@ describe('a damaged hand-off is noticed', { timeout: 300_000 }, () => {
     expect(await differenceAfter(() => undefined)).toBeLessThan(0.01);
   });
 
+  // fault: silent-wrong-rows
   it('differs when K keeps the order of the other side', async () => {
     const difference = await differenceAfter((chunks) => {
       for (const part of chunks.flatMap((chunk) => chunk.parts)) {
@@ -200,6 +202,7 @@ describe('a damaged hand-off is noticed', { timeout: 300_000 }, () => {
     expect(difference).toBeGreaterThan(0.01);
   });
 
+  // fault: damaged-restore
   it('refuses a chunk with a window row missing, and one after a dropped chunk, and stays usable', async () => {
     const model = await nano();
     const { local, chunks } = handed;

@@ -6,6 +6,7 @@ const REQUESTS = 200;
 const WARM_UP = 60;
 
 describe('memory', () => {
+  // fault: memory-outside-heap
   it(`stays flat over ${REQUESTS} requests`, { timeout: 240_000 }, () => {
     // A process of its own: the test runner's memory would drown the numbers.
     const script = `

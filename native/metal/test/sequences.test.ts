@@ -269,6 +269,7 @@ describe('truncating', () => {
     await cleanUp();
   });
 
+  // fault: window-overwritten
   it('is refused where the window is gone, which llama.cpp would not notice', async () => {
     const tokens = await textTokens(6000, 4);
     const sequence = open(6000);
@@ -344,6 +345,7 @@ describe('the ledger', () => {
     await cleanUp();
   });
 
+  // fault: partial-handoff
   it('does not decode when only global rows were installed', async () => {
     const source = open(600);
     await source.evaluate(await textTokens(512, 2));

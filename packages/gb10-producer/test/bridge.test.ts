@@ -55,6 +55,7 @@ describe('the sockets of a worker', () => {
     await expect(stat(folder)).rejects.toThrow('ENOENT');
   });
 
+  // fault: code-in-messages
   it('take who says hello with the secret', async () => {
     const socket = await dial(server.controlSocket);
     socket.write(hello(server.secret));
@@ -66,6 +67,7 @@ describe('the sockets of a worker', () => {
     expect(admitted).toEqual([]);
   });
 
+  // fault: code-in-messages
   it.each(['', '00', 'ff'.repeat(32)])('close on a wrong secret', async (secret) => {
     const socket = await dial(server.controlSocket);
     socket.write(hello(secret));

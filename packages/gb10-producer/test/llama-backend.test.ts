@@ -22,6 +22,7 @@ describeBackendCompliance('llama', {
   open: () => LlamaBackend.open(OPTIONS),
   referenceRows: (tokens, chunkTokens) =>
     directRows(tokens, { chunkTokens, engineChunkTokens: OPTIONS.chunkTokens, flashAttention: false }),
+  reuses: true,
 });
 
 describe('LlamaBackend', () => {

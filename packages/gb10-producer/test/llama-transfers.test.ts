@@ -20,6 +20,7 @@ afterEach(async () => {
 });
 
 describe('llama', () => {
+  // fault: one-large-message
   it.each([2, 3, 511, 512, 513, 514, 2049, 16_000])(
     'hands over %i tokens bit for bit',
     async (length) => {
@@ -67,6 +68,7 @@ describe('llama', () => {
     }
   });
 
+  // fault: computes-for-nobody
   it('frees the engine at once when a reader cancels or is lost, so that the next is served', async () => {
     bed = await TestBed.start({ maxPromptTokens: 16_384 });
     const proxy = await FaultProxy.listen({ target: bed.producer.address });
@@ -95,6 +97,7 @@ describe('llama', () => {
     expect(rows.firstDifference(await directRows(tokens, { chunkTokens: 512 }))).toBeNull();
   });
 
+  // fault: all-at-the-end
   it('sends chunks while later ones are computed', async () => {
     bed = await TestBed.start({ maxPromptTokens: 8192, pacing: 4000 });
     const decoder = await bed.peer('decoder');

@@ -181,6 +181,7 @@ describe('a pair that fails', () => {
     expect(await judgeWrong({ chunk: exchange }, [0])).toEqual(failsWith(0, 'exchanged', /taken for the other/));
   });
 
+  // fault: silent-wrong-rows
   it('by the order of KV heads', async () => {
     const wrong = changeRows(reference.model.geometry, (row) => {
       const before = Uint16Array.from(row);

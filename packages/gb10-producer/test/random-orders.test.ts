@@ -175,6 +175,8 @@ async function expectEnd({ request, bytes, reader, settled }: Running): Promise<
 }
 
 describe('random orders of what can happen at a producer', () => {
+  // fault: held-after-abort
+  // fault: fails-under-load
   it(`${ROUNDS} rounds: every transfer settles once and leaves nothing`, { timeout: 120_000 }, async () => {
     const random = new Random(SEED);
     const seen = new Set<string>();

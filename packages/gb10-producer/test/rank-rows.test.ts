@@ -18,6 +18,7 @@ describe('the ranks of a worker', () => {
     expect(numbers(rank(0, [0, 1], [0, 2]), rank(1, [1, 3], [0, 2]))).toEqual([0, 1]);
   });
 
+  // fault: replicated-heads
   it('that repeat a head are left out', () => {
     const repeated = [
       rank(0, [0, 3], [0, 1]),
@@ -86,6 +87,7 @@ describe('a shard', () => {
   const whole: Range = [0, 2];
   const all: Range = [0, 3];
 
+  // fault: fails-under-load
   it.each([
     ['one rank', [[all, whole]]],
     [

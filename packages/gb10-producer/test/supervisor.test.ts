@@ -84,6 +84,7 @@ describe('a worker that ends', () => {
     await expect(consume(start(vllm))).rejects.toMatchObject({ code: 'UNAVAILABLE' });
   });
 
+  // fault: kernel-traps
   it('too often is given up, with advice', async () => {
     const vllm = await open({ fault: 'exit:prefill' }, { restartPausesMs: [0, 0] });
     for (const seed of [1, 2, 3]) {
@@ -125,6 +126,7 @@ describe('a worker that ends', () => {
     expect(await consume(start(vllm, 7, 2000))).toBe(1999);
   });
 
+  // fault: kernel-traps
   it.each([
     ['exit:middle', 'died', 'ENGINE_FAILED', /last lines/],
     ['engine:middle', 'died', 'ENGINE_FAILED', /last lines/],
@@ -245,6 +247,7 @@ describe('a worker without work', () => {
 });
 
 describe('memory', () => {
+  // fault: host-out-of-memory
   it('below the floor refuses', async () => {
     const vllm = await open({}, { memoryFloorBytes: 2 ** 41 });
     // The first heartbeat tells how much is free.

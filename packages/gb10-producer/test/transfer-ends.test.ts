@@ -39,6 +39,7 @@ describe('a transfer that ends early frees everything', () => {
     ['before its first chunk', () => start({}, 0)],
     ['between two chunks', () => start({}, 5)],
   ];
+  // fault: held-after-abort
   it.each(phases)('cancelled by its reader %s', async (_, prepare) => {
     await prepare();
     const controller = new AbortController();
@@ -92,6 +93,7 @@ describe('a transfer that ends early frees everything', () => {
     expect(await bed.idle()).toEqual(NOTHING_LEFT);
   });
 
+  // fault: queued-for-ever
   it('by its deadline in the queue', async () => {
     await start({}, 0);
     const first = decoder.receive(decoder.request({ tokens: prompt(100) }));
@@ -115,6 +117,7 @@ describe('a transfer that ends early frees everything', () => {
     await decoder.receive(decoder.request({ tokens: prompt(1000) }));
   });
 
+  // fault: cause-lost
   it('when its backend fails, with the reason', async () => {
     await start({ maxConcurrent: 1 }, 5);
     const ends = expect(decoder.receive(decoder.request({ tokens: prompt(1000) }))).rejects.toMatchObject({

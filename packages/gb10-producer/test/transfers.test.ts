@@ -42,6 +42,7 @@ describe('a transfer', () => {
     expect(seal.prefillEndUs).toBeGreaterThanOrEqual(seal.prefillStartUs);
   });
 
+  // fault: all-at-the-end
   it.each([1, 64, 100, 997])('sends only what comes after %i held tokens', async (heldTokens) => {
     const tokens = prompt(999);
     const { rows, chunks } = await decoder.receive(decoder.request({ tokens, heldTokens }));
@@ -127,6 +128,7 @@ describe('a request is refused', () => {
     await expect(decoder.receive(decoder.request(options))).rejects.toMatchObject({ code });
   });
 
+  // fault: versions-do-not-fit
   it('by another protocol version', async () => {
     const bytes = encodePrefillRequest(decoder.request({ tokens }));
     // Field 1, varint: the version.
@@ -215,6 +217,7 @@ describe('memory', () => {
   const LENGTH = 4096;
   const STAGING = 4 << 20;
 
+  // fault: writes-without-drain
   it('is bounded by bytes for a reader that stops, and the others go on', async () => {
     backend = new PatternBackend({ maxConcurrent: 2, maxPromptTokens: LENGTH }, Infinity, LARGE);
     bed = await TestBed.start({ budgets: { stagingBytesPerTransfer: STAGING, stagingBytes: 2 * STAGING } }, backend);

@@ -9,14 +9,12 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 
-import type { PrefillBackend, PrefillTask } from '../src/backend/backend.js';
+import type { PrefillBackend } from '../src/backend/backend.js';
 import { openBackend } from '../src/backend/open-backend.js';
 import { producerConfigSchema, VLLM_PYTHON } from '../src/config.js';
-import { MAX_PAYLOAD_BYTES, planChunkShards } from '@muser/protocol';
 import { describeBackendCompliance } from './backend-compliance.js';
 import { directRows } from './support/direct-rows.js';
 import { MUSE_NANO } from './support/model.js';
-import { CountingBudget, promptTokens, Rows } from './support/rows.js';
 import { SharedBackend } from './support/shared-backend.js';
 
 const CHECKPOINT = fileURLToPath(new URL('../../../models/muse-nano/hf', import.meta.url));
@@ -56,35 +54,8 @@ describeBackendCompliance('vLLM', {
   open: () => Promise.resolve(new SharedBackend(vllm)),
   referenceRows: (tokens, chunkTokens) => directRows(tokens, { chunkTokens, flashAttention: false }),
   tolerance: 0.05,
+  reuses: true,
 });
-
-async function rowsOf(tokens: Uint32Array, cacheScope: string): Promise<{ rows: Rows; reusedTokens: number }> {
-  const { geometry } = vllm.model;
-  const rows = new Rows(geometry, 'bf16', tokens.length - 1);
-  const task: PrefillTask = {
-    tokens,
-    heldTokens: 0,
-    chunkTokens: 0,
-    wireType: 'bf16',
-    cacheScope,
-    staging: new CountingBudget(1 << 30),
-    signal: new AbortController().signal,
-  };
-  const run = vllm.prefill(task);
-  for await (const chunk of run) {
-    const { start: chunkStart, end: chunkEnd, windowStart } = chunk;
-    for (const plan of planChunkShards(
-      { geometry, wireType: 'bf16', chunkStart, chunkEnd, windowStart },
-      MAX_PAYLOAD_BYTES,
-    )) {
-      const payload = new Uint8Array(plan.payloadBytes);
-      await chunk.readShard(plan, payload);
-      rows.putShard(plan, payload);
-    }
-    chunk.release();
-  }
-  return { rows, reusedTokens: run.timings.reusedTokens };
-}
 
 describe('vLLM', () => {
   it('told every stage of its start', () => {
@@ -98,16 +69,5 @@ describe('vLLM', () => {
     const fingerprint = fingerprintOf({ geometry: { ...geometry, vocabularySize }, tokenizerSha256 });
     expect(vllm.model.geometry).toEqual({ ...geometry, vocabularySize });
     expect(Buffer.from(vllm.model.identity.fingerprint).toString('hex')).toBe(Buffer.from(fingerprint).toString('hex'));
-  });
-
-  it('reuses the rows of an earlier prompt of the same scope, byte for byte, and of no other', async () => {
-    const tokens = promptTokens(900, vllm.model.geometry.vocabularySize, 77);
-    const first = await rowsOf(tokens, 'one');
-    expect(first.reusedTokens).toBe(0);
-    const again = await rowsOf(tokens, 'one');
-    expect(again.reusedTokens).toBeGreaterThanOrEqual(512);
-    const cached = again.reusedTokens;
-    expect(again.rows.firstGlobalDifference(first.rows, cached)).toBeNull();
-    expect((await rowsOf(tokens, 'two')).reusedTokens).toBe(0);
   });
 });

@@ -174,6 +174,7 @@ describe('the decoder’s end', () => {
 });
 
 describe('every message', () => {
+  // fault: code-in-messages
   it(`gives a MuserError or a value for ${RUNS} mutated encodings`, () => {
     const names = Object.keys(SCHEMAS) as (keyof typeof SCHEMAS)[];
     const encoded = fc.constantFrom(...names).chain((name) => {

@@ -296,6 +296,7 @@ describe('a shard', () => {
   });
 
   // promise: A shard that another key signed, or that was signed for another transfer, is refused: replays do not fit.
+  // fault: mixed-cache-entries
   it('of another key or another transfer is refused', async () => {
     const { header, payload } = first;
     await expectLastRefused('SIGNATURE_INVALID', [beginMessage(), shardMessage(header, payload, strangerKey)]);
@@ -335,6 +336,7 @@ describe('the Seal', () => {
 
 describe('the end of the stream', () => {
   // promise: A transfer that ends without its Seal has failed, however much of it came.
+  // fault: partial-handoff
   it.each([0, 1, 2, 3, 10])('without a Seal after %i messages is TRANSFER_TRUNCATED', async (count) => {
     const receiver = newReceiver();
     await acceptAll(receiver, messagesOf().slice(0, count));

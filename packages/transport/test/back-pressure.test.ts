@@ -29,6 +29,8 @@ function externalBytes(): number {
 
 describe('back-pressure', () => {
   // promise: A reader that stops stops its sender: what both hold is bounded, and nothing is lost.
+  // fault: writes-without-drain
+  // fault: memory-outside-heap
   it('stops the sender when the reader stops, bounds what both hold, and loses nothing', async () => {
     let sent = 0;
     let mostInFlight = 0;

@@ -97,6 +97,7 @@ describe('a connection through a proxy', () => {
     expect(await aborted(calls[0]!.signal)).toMatchObject({ code: 'CANCELLED' });
   });
 
+  // fault: lost-message
   it('that stops half-way is STALLED, and the next call makes a new connection', { timeout: SOON_MS }, async () => {
     const { target, calls } = await startProducer(sendChunks);
     const proxy = await through(target, (index) => (index === 0 ? { toClient: { stallAtByte: 6 * MIB } } : {}));

@@ -5,6 +5,7 @@ import { aborted, afterTest, connect, deferred, MIB, startProducer } from './har
 
 describe('what only time can tell', () => {
   // promise: A half-open connection is noticed by both sides, and a reader that takes nothing loses its stream.
+  // fault: lost-message
   it(
     'a half-open connection is noticed by both sides; a reader that takes nothing loses its stream',
     { timeout: 120_000 },

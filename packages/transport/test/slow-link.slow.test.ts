@@ -6,6 +6,7 @@ import { afterTest, connect, MIB, readAll, startProducer } from './harness.js';
 const FRAMES = 24;
 const BYTES_PER_SECOND = 400_000;
 
+// fault: keepalive-too-often
 it('finishes over a link that takes a minute for what is in flight', { timeout: 180_000 }, async () => {
   const { target } = await startProducer(async (call) => {
     for (let index = 0; index < FRAMES; index += 1) await call.send(Buffer.alloc(MIB, index));

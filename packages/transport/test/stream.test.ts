@@ -33,6 +33,7 @@ function endless() {
 }
 
 describe('a stream', () => {
+  // fault: receive-limit
   it('carries every frame in order, byte for byte, of any size up to the limit', async () => {
     const sent = [Buffer.alloc(0), ...frames(40, 1), ...frames(30, MIB), Buffer.alloc(MAX_MESSAGE_BYTES, 7)];
     const { target } = await startProducer(async (call) => {

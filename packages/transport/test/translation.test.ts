@@ -11,6 +11,7 @@ function serviceError(code: status, details: string, metadata = new Metadata()):
 }
 
 describe('errors on their way through gRPC', () => {
+  // fault: cause-lost
   it.each(codes)('%s arrives as itself', (code) => {
     const sent = toStatus(new MuserError(code, 'what happened'));
     expect(sent.code).toBe(status[ERROR_CODES[code].grpcStatus]);

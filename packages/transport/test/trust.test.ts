@@ -57,6 +57,7 @@ describe('what a listener accepts', () => {
 
   // promise: A peer with TLS 1.2, without a certificate, with one of another authority, or without HTTP/2 is refused
   // in the handshake.
+  // fault: open-to-anybody
   it('accepts no TLS 1.2, no missing certificate, no other CA, no missing ALPN', async () => {
     const { listener } = await startProducer(answer);
     const { port } = listener.address;
@@ -82,6 +83,7 @@ describe('what a listener accepts', () => {
   });
 
   // promise: Plain text is refused, and the port goes on serving others.
+  // fault: open-to-anybody
   it('refuses plain text, and goes on serving', async () => {
     const { listener, target } = await startProducer(answer);
     const socket = connectTcp(listener.address.port, '127.0.0.1');
@@ -93,6 +95,7 @@ describe('what a listener accepts', () => {
   });
 
   // promise: A hundred connections that say nothing are dropped, and enrolled nodes are served meanwhile.
+  // fault: open-to-anybody
   it('drops 100 silent connections, and serves a peer while they are there', async () => {
     const { listener, target } = await startProducer(answer);
     const sockets: Socket[] = Array.from({ length: 100 }, () => connectTcp(listener.address.port, '127.0.0.1'));
@@ -217,6 +220,7 @@ describe('what a client accepts', () => {
     expect((await expectCode(refused, 'PEER_UNREACHABLE')).message).toContain('is this node enrolled there');
   });
 
+  // fault: wrong-interface
   it('gives up on a server that accepts and never speaks', async () => {
     const sockets: Socket[] = [];
     const silent = createTcpServer((socket) => void sockets.push(socket.on('error', () => undefined)));

@@ -70,6 +70,7 @@ describe('deploy/gb10/Containerfile', () => {
     expect(JSON.parse(last('CMD'))).toEqual(['run', '--config', '/etc/muser/producer.json']);
   });
 
+  // fault: slower-after-update
   it('installs with the package manager of the checkout and the vLLM that is tested', async () => {
     const text = await read('deploy/gb10/Containerfile');
     const { packageManager } = JSON.parse(await read('package.json')) as { packageManager: string };

@@ -42,6 +42,7 @@ describe('KV of the 30-B model', () => {
 });
 
 describe('the plan', () => {
+  // fault: host-out-of-memory
   it('divides all of the memory', () => {
     const { memory } = planProducer(input);
     expect(Object.values(memory).reduce((sum, bytes) => sum + bytes, 0)).toBe(input.memoryBytes);
@@ -75,6 +76,7 @@ describe('the plan', () => {
     expect(planProducer({ ...input, promptTokens: 131_073 }).promptTokens).toBe(131_072);
   });
 
+  // fault: slow-kernel-chosen
   it('turns the slow kernel off for NVFP4 weights only', () => {
     const names = (nvfp4: boolean): string[] =>
       planProducer({ ...input, model: { ...model, nvfp4 } }).environment.map(({ name }) => name);

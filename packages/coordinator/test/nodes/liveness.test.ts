@@ -67,6 +67,7 @@ describe('the state of a producer', () => {
     });
   });
 
+  // fault: seen-but-unreachable
   it('is unreachable when the producer is gone, and healthy when it is back at the same address', async () => {
     const { operator } = await launchCoordinator();
     const { nodeId, identity } = await operator.enroll('producer');
@@ -81,6 +82,7 @@ describe('the state of a producer', () => {
     expect(await operator.untilState(nodeId, 'healthy')).toMatchObject({ reason: null });
   });
 
+  // fault: silent-node
   it('is unreachable after exactly the limit of silence, and healthy with the next sign of life', async () => {
     expect(SILENCE_LIMIT_MS).toBe(5_000);
     const clock = new ManualClock();
@@ -108,6 +110,7 @@ describe('the state of a producer', () => {
     await operator.untilState(nodeId, 'healthy');
   });
 
+  // fault: wrong-interface
   it('is unreachable when something accepts and never answers; the next address is tried', async () => {
     const clock = new ManualClock();
     const { operator } = await launchCoordinator({ clock });
@@ -128,6 +131,7 @@ describe('the state of a producer', () => {
     expect((await operator.node(nodeId)).addresses[0]).toBe(silent);
   });
 
+  // fault: seen-but-unreachable
   it('is an error when another node, or one of another coordinator, answers at its address', async () => {
     const { operator } = await launchCoordinator();
     const expected = await operator.enroll('producer', { name: 'expected' });
@@ -166,6 +170,7 @@ describe('the state of a producer', () => {
     expect((await operator.node(other.nodeId)).state).toBe('enrolled');
   });
 
+  // fault: discovery-finds-nothing
   it('is healthy again when a wrong address is mended', async () => {
     const { operator } = await launchCoordinator();
     const another = await StandInProducer.listen((await operator.enroll('producer')).identity);

@@ -80,6 +80,7 @@ def test_what_cannot_be_handed_over_is_refused(fields: dict[str, Any]) -> None:
         geometry_of(config(**fields), 1, 2)
 
 
+# fault: replicated-heads
 @pytest.mark.parametrize(
     ("heads", "ranks", "expected"),
     [(2, 1, [(0, 2)]), (8, 4, [(0, 2), (2, 4), (4, 6), (6, 8)]), (2, 4, [(0, 1), (0, 1), (1, 2), (1, 2)])],

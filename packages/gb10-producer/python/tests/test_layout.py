@@ -98,6 +98,7 @@ FORMS: dict[str, tuple[Callable[[], torch.Tensor], Update, str]] = {
 }
 
 
+# fault: unknown-layout
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_come_back_from_every_known_form(form: str) -> None:
     make, update, name = FORMS[form]
@@ -118,6 +119,7 @@ def test_rows_come_back_from_every_known_form(form: str) -> None:
     )
 
 
+# fault: more-blocks-than-planned
 @pytest.mark.parametrize("form", FORMS)
 def test_runs_that_cross_blocks(form: str) -> None:
     make, update, _ = FORMS[form]
@@ -164,12 +166,14 @@ def ignores_slots(key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, s
     last_axis(key, value, cache, slots.sort().values)
 
 
+# fault: unknown-layout
 @pytest.mark.parametrize("update", [scrambled, head_dependent, drops_v, scales, value_first, ignores_slots])
 def test_unknown_forms_are_refused(update: Update) -> None:
     with pytest.raises(LayoutError):
         probe_layer(update, memory(BLOCKS, HEADS, SLOTS, 2 * DIM), HEADS, DIM)
 
 
+# fault: unknown-layout
 def test_caches_that_cannot_be_told_are_refused() -> None:
     with pytest.raises(LayoutError, match="axes cannot be told"):
         probe_layer(two_first, memory(2, 2, SLOTS, HEADS, DIM), HEADS, DIM)
@@ -179,6 +183,7 @@ def test_caches_that_cannot_be_told_are_refused() -> None:
         probe_layer(last_axis, memory(BLOCKS, HEADS, SLOTS, 2 * DIM), HEADS + 1, DIM)
 
 
+# fault: replicated-heads
 def test_rows_outside_the_cache_are_refused() -> None:
     cache = memory(BLOCKS, HEADS, SLOTS, 2 * DIM)
     reader = RowReader(cache, probe_layer(last_axis, cache, HEADS, DIM))

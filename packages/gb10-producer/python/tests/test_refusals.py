@@ -48,6 +48,9 @@ def test_what_can_be_exported(changed: dict[str, Any]) -> None:
     refuse_unsupported(config(**changed))
 
 
+# fault: window-manager-off
+# fault: last-token-guessed
+# fault: quantized-cache
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
@@ -108,6 +111,7 @@ def test_another_version_is_named_beside_the_tested_one(version: str) -> None:
     assert "0.32" in warning
 
 
+# fault: versions-do-not-fit
 def test_another_version_is_told_before_anything_is_loaded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -117,6 +121,8 @@ def test_another_version_is_told_before_anything_is_loaded(
     assert "vLLM 0.31.0 is not tested" in caplog.text
 
 
+# fault: silent-wrong-rows
+# fault: kernel-traps
 @pytest.mark.parametrize("ranks", [[], [{"self_tests": 0}], [{"self_tests": 1}, {"self_tests": 0}]])
 def test_without_a_self_test_on_every_rank_nothing_is_served(tmp_path: Path, ranks: list[dict[str, int]]) -> None:
     one = worker.Worker(settings(tmp_path), 0.0)

@@ -6,6 +6,7 @@ import torch
 from muser_vllm.rows import BlockTables, StagingBudget, first_window_row
 
 
+# fault: block-size-of-group
 def test_slots_follow_the_block_ids() -> None:
     tables = BlockTables([4, 2])
     tables.add(([7, 3], [9, 8, 5]), replaced=True)

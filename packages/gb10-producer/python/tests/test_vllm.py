@@ -65,6 +65,7 @@ def test_what_the_worker_says_of_itself(peer: Peer) -> None:
 
 
 # One row; a block of 128; around a chunk and a window of 512; window blocks used again; several chunks.
+# fault: window-blocks-reused
 @pytest.mark.parametrize("rows", [1, 128, 300, 511, 512, 513, 640, 1024, 1300, 2899])
 def test_rows_equal_another_implementation(
     peer: Peer, rows: int, record_property: Callable[[str, object], None]
@@ -84,6 +85,7 @@ def test_rows_that_the_reader_holds_are_not_sent(peer: Peer) -> None:
     check_whole(last, 1498, 1499)
 
 
+# fault: mixed-cache-entries
 def test_a_prefix_cache_hit_gives_the_same_bytes(peer: Peer) -> None:
     head, tail = reference.prompt(1800, seed=2), reference.prompt(900, seed=3)
     first = peer.run(head, scope="hit")
@@ -114,6 +116,7 @@ def test_another_scope_sees_no_hit(peer: Peer) -> None:
         assert finished["reusedTokens"] == reused
 
 
+# fault: layer-hooks-skipped
 def test_four_at_once(peer: Peer) -> None:
     prompts = [reference.prompt(count, seed=count) for count in (400, 901, 1733, 2600)]
     results = peer.run_all([(tokens, 0, f"many-{i}") for i, tokens in enumerate(prompts)])
@@ -139,6 +142,7 @@ def test_an_id_is_used_once(peer: Peer) -> None:
     assert peer.next_control("finished").header["code"] == "INVALID_REQUEST"
 
 
+# fault: computes-for-nobody
 def test_an_abort_ends_compute(peer: Peer) -> None:
     for attempt in range(5):
         id_ = peer.send_prefill(reference.prompt(4000, seed=60 + attempt), scope=f"abort-{attempt}")

@@ -49,6 +49,7 @@ def scarce(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
         peer.cleanup()
 
 
+# fault: held-after-abort
 def test_aborts_free_blocks(scarce: Peer) -> None:
     for attempt in range(6):
         id_ = scarce.send_prefill(reference.prompt(2200, seed=attempt), scope=f"abort-{attempt}")
@@ -65,6 +66,7 @@ def test_aborts_free_blocks(scarce: Peer) -> None:
     check_rows(result, tokens[:-1])
 
 
+# fault: held-after-abort
 def test_what_nobody_reads_is_freed_by_its_lease(scarce: Peer) -> None:
     ids = [scarce.send_prefill(reference.prompt(2200, seed=20 + i), scope=f"lease-{i}") for i in range(3)]
     ended = []
@@ -76,6 +78,7 @@ def test_what_nobody_reads_is_freed_by_its_lease(scarce: Peer) -> None:
     assert all(scarce.next_control("finished").header["ok"] for _ in ids)
 
 
+# fault: preempted-blocks
 def test_preempted_prefills_give_right_rows(scarce: Peer, record_property: Callable[[str, object], None]) -> None:
     prompts = [reference.prompt(2100, seed=30 + i) for i in range(4)]
     results = scarce.run_all([(tokens, 0, f"preempt-{i}") for i, tokens in enumerate(prompts)])

@@ -21,6 +21,7 @@ def blocks(*ids: int) -> tuple[list[int], list[int]]:
     return list(ids), [i + 20 for i in ids]
 
 
+# fault: layer-hooks-skipped
 def test_a_chunk_can_be_read_after_its_step() -> None:
     engine = Engine()
     spec = PrefillSpec("a", 0, 7)
@@ -32,6 +33,7 @@ def test_a_chunk_can_be_read_after_its_step() -> None:
     assert torch.equal(engine.read("a", 0, 2, 3, mixed), expected(mixed, 2, 3))
 
 
+# fault: window-blocks-reused
 def test_window_rows_are_kept_although_their_blocks_are_reused() -> None:
     engine = Engine()
     spec = PrefillSpec("a", 0, 24)
@@ -43,6 +45,7 @@ def test_window_rows_are_kept_although_their_blocks_are_reused() -> None:
         assert torch.equal(engine.read("a", index, start, 8, ALL), expected(ALL, start, 8))
 
 
+# fault: last-token-guessed
 def test_only_rows_beyond_those_held_and_before_the_end_are_announced() -> None:
     engine = Engine()
     spec = PrefillSpec("a", 10, 13)
@@ -96,6 +99,7 @@ def test_several_requests_in_one_step() -> None:
     assert torch.equal(engine.read("b", 0, 0, 5, ALL), expected(ALL, 0, 5))
 
 
+# fault: block-size-of-group
 @pytest.mark.parametrize("layers", [range(1), range(1, 2), range(1, 3), range(2, 4)])
 def test_a_rank_that_has_some_of_the_layers(layers: range) -> None:
     engine = Engine(layers=layers)
@@ -168,6 +172,7 @@ def test_an_abort_ends_the_transfer_at_once() -> None:
     assert engine.half.staged_bytes == 0
 
 
+# fault: held-after-abort
 def test_the_lease_ends_what_nobody_reads() -> None:
     engine = Engine(lease=30)
     engine.step((PrefillSpec("a", 0, 8), 0, 8, blocks(1, 2), True))
@@ -179,6 +184,7 @@ def test_the_lease_ends_what_nobody_reads() -> None:
     assert engine.link.take("ended") == [{"id": "a", "reason": "LEASE_EXPIRED"}]
 
 
+# fault: finished-without-blocks
 def test_a_request_that_ends_before_its_rows_were_announced_failed() -> None:
     engine = Engine()
     engine.step((PrefillSpec("a", 0, 16), 0, 8, blocks(1, 2), True))
@@ -186,6 +192,7 @@ def test_a_request_that_ends_before_its_rows_were_announced_failed() -> None:
     assert engine.link.take("ended") == [{"id": "a", "reason": "ENGINE_FAILED"}]
 
 
+# fault: preempted-blocks
 def test_rows_of_a_preempted_request_are_taken_out_before_they_are_lost() -> None:
     engine = Engine()
     spec = PrefillSpec("a", 0, 16)
@@ -205,6 +212,7 @@ def test_rows_of_a_preempted_request_are_taken_out_before_they_are_lost() -> Non
     assert engine.half.staged_bytes < staged
 
 
+# fault: preempted-blocks
 def test_a_preempted_request_whose_rows_do_not_fit_fails() -> None:
     engine = Engine(staging=8 * 2 * 2 * HEADS * DIM * 2)
     spec = PrefillSpec("a", 0, 16)
@@ -265,6 +273,7 @@ def test_steps_go_on_while_rows_are_read() -> None:
     assert torch.equal(engine.read("a", 1, 8, 8, ALL), expected(ALL, 8, 8))
 
 
+# fault: preempted-blocks
 def test_a_preemption_while_rows_are_read() -> None:
     """What the read took may be another request's rows by then; those that were saved are the right ones."""
     engine = Engine()
@@ -288,6 +297,7 @@ def test_an_abort_is_found_out_by_a_read_under_way() -> None:
     assert engine.read("a", 0, 0, 8, ALL) == "ENGINE_FAILED"
 
 
+# fault: writes-without-drain
 def test_rows_are_taken_out_ahead_of_reads_within_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "_AHEAD_BYTES", 2 * 8 * HEADS * DIM * 2)
     engine = Engine()
@@ -365,6 +375,7 @@ def test_self_tests_compare_window_rows_at_their_own_tokens() -> None:
     assert engine.half.self_tests == 2
 
 
+# fault: silent-wrong-rows
 @pytest.mark.parametrize("fault", ["empty", "alike", "heads", "infinite", "other"])
 def test_self_tests_find_wrong_rows(fault: str) -> None:
     engine = Engine()

@@ -57,6 +57,7 @@ describe('remote prefill', () => {
     checkTimeline(remote.muser);
   });
 
+  // fault: all-at-the-end
   test('bytes are installed while the producer still computes', async () => {
     const { prompt } = rig.document(15, 3_000);
     const { muser } = await ask(rig.url, prompt, { prefill: 'remote' });

@@ -26,6 +26,7 @@ const ERROR_BODY: Record<string, unknown> = {
 const user = (content: string) => ({ role: 'user' as const, content });
 
 describe('clients that leave', () => {
+  // fault: computes-for-nobody
   test.each(['local', 'remote'] as const)('stop a %s prefill at once', async (prefill) => {
     const { prompt } = rig.document(1, 4_000);
     const leaving = new AbortController();
@@ -233,6 +234,7 @@ describe('web pages', () => {
     });
   }
 
+  // fault: open-to-anybody
   test('of another origin, or under another host name, are refused', async () => {
     expect(await status({})).toBe(200);
     expect(await status({ host: 'evil.example' })).toBe(403);

@@ -194,6 +194,7 @@ describe.each([
   ['in the third chunk', during],
   ['at the end', after],
 ])('%s', (_when, cases) => {
+  // fault: cause-lost
   test.each(cases)('$name: $code', async ({ code, resumedAt, how, entry }) => {
     await rig.offer(await entry?.(), how);
     const { prompt, value } = rig.document(code.length + cases.length, 1_700);
@@ -257,6 +258,8 @@ describe('a producer that leaves window rows out', () => {
 });
 
 describe('patience', () => {
+  // fault: queued-for-ever
+  // fault: lost-message
   test.each<[string, ErrorCode, Partial<DecoderConfig>, Misbehaviour]>([
     ['no Begin comes', 'STALLED', { stallTimeoutMs: 500 }, { beforeBegin: (call) => hang(call.signal) }],
     [

@@ -14,6 +14,7 @@ afterEach(() => rig.settled());
 afterAll(() => rig?.close());
 
 describe('the way to a producer', () => {
+  // fault: wrong-interface
   test('the second address is used when the first does not answer', async () => {
     await rig.offer({ addresses: [`127.0.0.1:${await closedPort()}`, rig.producer.target] });
     const { prompt, value } = rig.document(1, 900);
@@ -80,6 +81,7 @@ describe('the way to a producer', () => {
     }
   });
 
+  // fault: silent-node
   test('a frozen connection is left, and the producer works again afterwards', async () => {
     const impatient = await Rig.start({ stallTimeoutMs: 3_000 });
     const [host = '', port = ''] = impatient.producer.target.split(':');
@@ -115,6 +117,7 @@ describe('without a producer', () => {
     expect(auto.muser).toMatchObject({ prefill: 'local', fallback: null });
   });
 
+  // fault: failed-for-ever
   test('one that just failed is left alone for a while', async () => {
     await rig.offer({}, { beforeBegin: () => Promise.reject(new EndStream()) });
     const { prompt } = rig.document(5, 300);

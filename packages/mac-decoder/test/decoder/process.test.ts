@@ -79,6 +79,7 @@ test.each(['', 'no JSON, but -----BEGIN', '[]', JSON.stringify({ nodeId: 'n' }),
   },
 );
 
+// fault: health-follows-peer
 test('answers without a coordinator, and ends on SIGTERM with code 0', async () => {
   const { child, ready } = await run({});
   expect(ready).toMatchObject({ ready: true, pid: child.pid, nodeId: null });

@@ -1,5 +1,6 @@
+import { commonLength } from '@muser/metal';
 import { describe, expect, test } from 'vitest';
-import { commonLength, KeptPrefixes } from '../../src/engine/kept-prefixes.js';
+import { KeptPrefixes } from '../../src/engine/kept-prefixes.js';
 
 const tokens = (...values: number[]): Uint32Array => Uint32Array.from(values);
 const range = (from: number, count: number): Uint32Array => Uint32Array.from({ length: count }, (_, i) => from + i);

@@ -196,6 +196,7 @@ describe.each(['llama', 'gemma3'] as const)('%s', (architecture) => {
     await bench.close();
   });
 
+  // fault: mixed-cache-entries
   test('requests in random order get right rows, and leave no cell behind', () =>
     withBench({ queueLimit: 100 }, async (bench) => {
       const random = new Random(SEED);

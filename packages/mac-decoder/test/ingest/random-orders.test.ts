@@ -155,6 +155,7 @@ function expectSettled({ result, thrown, lease, right, sent, ends, cancelled }: 
 }
 
 describe('random orders of what can happen to a transfer', () => {
+  // fault: partial-handoff
   test(`${ROUNDS} of them settle once, with all rows or from a resume point`, { timeout: 120_000 }, async () => {
     const random = new Random(SEED);
     const seen = new Set<string>();

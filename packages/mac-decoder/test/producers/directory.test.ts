@@ -9,6 +9,7 @@ describe('Circuit', () => {
     return { time, circuit: new Circuit(() => time.ms) };
   }
 
+  // fault: failed-for-ever
   test('a failure keeps requests away for a while, then lets one probe', () => {
     const { time, circuit } = at(0);
     circuit.begin();

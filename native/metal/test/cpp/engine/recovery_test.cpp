@@ -59,6 +59,7 @@ class Recovery : public ::testing::Test {
 
 std::shared_ptr<const Model> Recovery::model;
 
+// fault: damaged-restore
 TEST_F(Recovery, AStateThatLlamaRefusesLosesEverySequenceAndNoLaterOne) {
   const auto first = sequence(0);
   const auto second = sequence(1);

@@ -287,6 +287,7 @@ float difference_with_window_from(uint32_t window_start, bool ledger_allows) {
   });
 }
 
+// fault: window-overwritten
 TEST(HandoffWindow, ExactlyWindowMinusOneRowsAreNeeded) {
   // The last token is at 2,048 and sees rows 1,537 to 2,048.
   EXPECT_LE(difference_with_window_from(1536, true), kRight);

@@ -98,6 +98,7 @@ TEST(Ledger, ExportsWhatIsThere) {
   EXPECT_NE(ledger.can_export(95, 100, 94), "") << "window rows before the range";
 }
 
+// fault: window-overwritten
 TEST(Ledger, TruncatesOnlyWhileTheWindowReaches) {
   EXPECT_EQ(decoded(7).can_truncate(3), "");
   EXPECT_EQ(decoded(100).can_truncate(100), "");

@@ -261,6 +261,7 @@ TEST(Staging, ConvertsBf16) {
   EXPECT_EQ(out, std::vector<uint16_t>(out.size(), 0x3c00));
 }
 
+// fault: damaged-restore
 TEST(Staging, RefusesBadRangesAndLeavesNothingBehind) {
   const Geometry shape = geometry();
   const StateForm form = learn(synthetic(0, 2, 0));
