@@ -107,7 +107,8 @@ export class ProducerWatcher {
       this.#options.logger.debug({ nodeId: this.#options.nodeId, address, code: error.code }, 'producer lost');
       if (wasHeard) {
         this.#addresses = [address, ...this.#addresses.filter((other) => other !== address)];
-        this.#reportFailure(error);
+        // A connection that broke says nothing of the node: transfers on others may go on. The next round finds out.
+        if (error.code !== 'PEER_UNREACHABLE') this.#reportFailure(error);
         return true;
       }
       failures.push(error);

@@ -1,6 +1,6 @@
 import { createServer as createTcpServer, type AddressInfo, type Socket } from 'node:net';
 
-import { TestAuthority } from '@muser/testing';
+import { FaultProxy, TestAuthority } from '@muser/testing';
 import { describe, expect, it, onTestFinished } from 'vitest';
 
 import { FIRST_STATUS_LIMIT_MS } from '../../src/nodes/producer-watcher.js';
@@ -83,6 +83,23 @@ describe('the state of a producer', () => {
   });
 
   // fault: silent-node
+  it('stays healthy when its connection breaks and is there again at once', async () => {
+    const { operator } = await launchCoordinator();
+    const { nodeId, identity } = await operator.enroll('producer');
+    const producer = await StandInProducer.listen(identity);
+    const proxy = await FaultProxy.listen({ target: { host: '127.0.0.1', port: producer.port } });
+    onTestFinished(() => proxy.close());
+    await operator.setAddresses(nodeId, [proxy.target]);
+    const before = await operator.untilState(nodeId, 'healthy');
+    proxy.reset();
+    await until(
+      () => operator.node(nodeId),
+      ({ lastSeen }) => proxy.connectionsAccepted > 1 && lastSeen !== before.lastSeen,
+    );
+    // It would be another moment had it been unreachable meanwhile.
+    expect(await operator.node(nodeId)).toMatchObject({ state: 'healthy', since: before.since });
+  });
+
   it('is unreachable after exactly the limit of silence, and healthy with the next sign of life', async () => {
     expect(SILENCE_LIMIT_MS).toBe(5_000);
     const clock = new ManualClock();
