@@ -1,3 +1,4 @@
+export { commonLength } from './common-length.js';
 export { EngineError, type EngineErrorCode } from './errors.js';
 export { probeAddon, requireAddon, type AddonProbe } from './probe.js';
 export {

@@ -24,6 +24,8 @@ export interface BackendUnderTest {
   referenceRows(tokens: Uint32Array, chunkTokens: number): Promise<Rows>;
   /** How far its rows may be from the reference's, relatively; left out when they must be the same bits. */
   tolerance?: number;
+  /** Whether rows of an earlier prompt are used again. */
+  reuses?: true;
 }
 
 const CHUNK = 64;
@@ -160,6 +162,28 @@ export function describeBackendCompliance(name: string, subject: BackendUnderTes
         expect(received[0]?.sameWithin(expected[1] as Rows, 0.05)).toBe(false);
       });
     });
+
+    // promise: A producer uses rows that it computed for a decoder again for that decoder alone, and only for the same tokens.
+    it.runIf(subject.reuses)(
+      'reuses the rows of an earlier prompt of the same scope, byte for byte, and of no other',
+      async () => {
+        const tokens = prompt(900, 77);
+        const prefilled = async (cacheScope: string): Promise<{ rows: Rows; reusedTokens: number }> => {
+          const rows = rowsFor(tokens);
+          const run = backend.prefill(task(tokens, { cacheScope }));
+          await consume(run, (chunk) => readAll(backend, chunk, rows));
+          await run.computed;
+          return { rows, reusedTokens: run.timings.reusedTokens };
+        };
+        const [one, other] = [randomUUID(), randomUUID()];
+        const first = await prefilled(one);
+        expect(first.reusedTokens).toBe(0);
+        const again = await prefilled(one);
+        expect(again.reusedTokens).toBeGreaterThanOrEqual(512);
+        expect(again.rows.firstGlobalDifference(first.rows, again.reusedTokens)).toBeNull();
+        expect((await prefilled(other)).reusedTokens).toBe(0);
+      },
+    );
 
     describe('memory', () => {
       it('computes on while chunks wait, until the staging budget is used up, and no further', async () => {

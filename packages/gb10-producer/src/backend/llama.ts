@@ -1,28 +1,17 @@
-import { Engine, engineVersion, type KvExport, loadModel, type Model, type Sequence } from '@muser/metal';
-import {
-  fingerprintOf,
-  fromEngineError,
-  MAX_PAYLOAD_BYTES,
-  modelNameOf,
-  MuserError,
-  planChunkShards,
-  type ShardPlan,
-} from '@muser/protocol';
+import { Engine, engineVersion, loadModel, type Model } from '@muser/metal';
+import { fingerprintOf, fromEngineError, modelNameOf, MuserError } from '@muser/protocol';
 
-import { pause } from '../abort.js';
 import type {
   BackendLimits,
   BackendModel,
   BackendStats,
   EngineFacts,
   PrefillBackend,
-  PrefillChunk,
   PrefillRun,
   PrefillTask,
 } from './backend.js';
-import { checkTask } from './check-task.js';
-import { ChunkQueue } from './chunk-queue.js';
-import { windowRowsFrom } from './window-rows.js';
+import { KeptPrompts } from './kept-prompts.js';
+import { LlamaRun } from './llama-run.js';
 
 export interface LlamaOptions {
   /** Path of the GGUF file. */
@@ -49,13 +38,15 @@ export class LlamaBackend implements PrefillBackend {
   readonly #engine: Engine;
   readonly #weights: Model;
   readonly #tokensPerSecond: number | null;
-  readonly #running = new Set<Run>();
+  readonly #kept: KeptPrompts;
+  readonly #running = new Set<LlamaRun>();
   #unreleasedChunks = 0;
 
   private constructor(weights: Model, engine: Engine, options: LlamaOptions) {
     const { geometry, tokenizerSha256, vocabularySize, name } = weights.info;
     this.#weights = weights;
     this.#engine = engine;
+    this.#kept = new KeptPrompts(engine);
     this.#tokensPerSecond = options.tokensPerSecond;
     const wireGeometry = { ...geometry, vocabularySize };
     this.model = {
@@ -104,9 +95,9 @@ export class LlamaBackend implements PrefillBackend {
   }
 
   prefill(task: PrefillTask): PrefillRun {
-    const run = new Run(task, {
+    const run = new LlamaRun(task, {
       backend: this,
-      engine: this.#engine,
+      kept: this.#kept,
       tokensPerSecond: this.#tokensPerSecond,
       countChunk: (change) => (this.#unreleasedChunks += change),
     });
@@ -117,154 +108,20 @@ export class LlamaBackend implements PrefillBackend {
 
   stats(): BackendStats {
     const { sequences, reservedTokens } = this.#engine.stats();
-    return { activePrefills: sequences, reservedTokens, unreleasedChunks: this.#unreleasedChunks };
+    const { sequences: keptSequences, tokens: keptTokens } = this.#kept;
+    return {
+      activePrefills: sequences - keptSequences,
+      reservedTokens: reservedTokens - keptTokens,
+      unreleasedChunks: this.#unreleasedChunks,
+    };
   }
 
   async close(): Promise<void> {
     const closing = new MuserError('CANCELLED', 'the producer is closing');
     for (const run of this.#running) run.cancel(closing);
     await Promise.all([...this.#running].map((run) => run.computed));
+    await this.#kept.close();
     await this.#engine.close();
     this.#weights.close();
-  }
-}
-
-interface RunContext {
-  readonly backend: LlamaBackend;
-  readonly engine: Engine;
-  readonly tokensPerSecond: number | null;
-  readonly countChunk: (change: 1 | -1) => void;
-}
-
-class Run implements PrefillRun {
-  readonly computed: Promise<void>;
-  readonly timings = { startedAtMs: null as number | null, endedAtMs: null as number | null, reusedTokens: 0 };
-  readonly #task: PrefillTask;
-  readonly #context: RunContext;
-  readonly #chunks: ChunkQueue;
-  readonly #stop = new AbortController();
-
-  constructor(task: PrefillTask, context: RunContext) {
-    this.#task = task;
-    this.#context = context;
-    this.#chunks = new ChunkQueue(() => this.cancel(new MuserError('CANCELLED', 'the reader has left')));
-    const follow = (): void => this.cancel(task.signal.reason);
-    if (task.signal.aborted) follow();
-    else task.signal.addEventListener('abort', follow, { once: true });
-    this.computed = this.#compute()
-      .then(
-        () => this.#chunks.finish(),
-        (error: unknown) => this.#chunks.fail(fromEngineError(error)),
-      )
-      .finally(() => task.signal.removeEventListener('abort', follow));
-  }
-
-  /** Stops compute within one chunk; the reader gets the reason at once. */
-  cancel(reason: unknown): void {
-    this.#chunks.fail(reason);
-    this.#stop.abort(reason);
-  }
-
-  [Symbol.asyncIterator](): AsyncIterator<PrefillChunk, void, undefined> {
-    return this.#chunks[Symbol.asyncIterator]();
-  }
-
-  async #compute(): Promise<void> {
-    checkTask(this.#task, this.#context.backend);
-    this.#stop.signal.throwIfAborted();
-    const { tokens, chunkTokens: wanted } = this.#task;
-    const largest = this.#context.backend.limits.chunkTokens;
-    const chunkTokens = wanted === 0 ? largest : Math.min(wanted, largest);
-    const rows = tokens.length - 1;
-    const sequence = this.#context.engine.open(rows);
-    this.timings.startedAtMs = performance.now();
-    try {
-      for (let start = 0; start < rows; start += chunkTokens) {
-        await this.#step(sequence, start, Math.min(start + chunkTokens, rows));
-      }
-    } finally {
-      await sequence.dispose();
-    }
-  }
-
-  /** Computes tokens [start, end) and takes their rows out at once: the window's are overwritten by later chunks. */
-  async #step(sequence: Sequence, start: number, end: number): Promise<void> {
-    const { tokens, heldTokens, onProgress } = this.#task;
-    await sequence.evaluate(tokens.subarray(start, end), { signal: this.#stop.signal });
-    await this.#pace(end);
-    if (end === tokens.length - 1) this.timings.endedAtMs = performance.now();
-    onProgress?.(end);
-    if (end > heldTokens) this.#chunks.push(await this.#export(sequence, Math.max(start, heldTokens), end));
-  }
-
-  async #export(sequence: Sequence, start: number, end: number): Promise<PrefillChunk> {
-    const { geometry } = this.#context.backend.model;
-    const { wireType, staging } = this.#task;
-    const windowStart = windowRowsFrom(geometry, this.#task, start, end);
-    const plan = planChunkShards(
-      { geometry, wireType, chunkStart: start, chunkEnd: end, windowStart },
-      MAX_PAYLOAD_BYTES,
-    );
-    const bytes = plan.reduce((sum, shard) => sum + shard.payloadBytes, 0);
-    await staging.acquire(bytes, this.#stop.signal);
-    try {
-      const rows = await sequence.exportRange(start, end, { windowStart });
-      this.#context.countChunk(1);
-      return new LlamaChunk(rows, { start, end, windowStart }, () => {
-        this.#context.countChunk(-1);
-        staging.release(bytes);
-      });
-    } catch (error) {
-      staging.release(bytes);
-      throw error;
-    }
-  }
-
-  async #pace(tokensDone: number): Promise<void> {
-    const { tokensPerSecond } = this.#context;
-    if (tokensPerSecond === null || this.timings.startedAtMs === null) return;
-    const dueAtMs = this.timings.startedAtMs + (tokensDone / tokensPerSecond) * 1000;
-    const waitMs = dueAtMs - performance.now();
-    if (waitMs > 0) await pause(waitMs, this.#stop.signal);
-    this.#stop.signal.throwIfAborted();
-  }
-}
-
-class LlamaChunk implements PrefillChunk {
-  readonly start: number;
-  readonly end: number;
-  readonly windowStart: number;
-  readonly computedAtMs = performance.now();
-  readonly #rows: KvExport;
-  #onRelease: (() => void) | null;
-
-  constructor(rows: KvExport, range: { start: number; end: number; windowStart: number }, onRelease: () => void) {
-    this.start = range.start;
-    this.end = range.end;
-    this.windowStart = range.windowStart;
-    this.#rows = rows;
-    this.#onRelease = onRelease;
-  }
-
-  // Copying is all that is to be done, so the promise is settled when it is returned.
-  readShard(plan: ShardPlan, target: Uint8Array): Promise<void> {
-    return new Promise((resolve) => {
-      let offset = 0;
-      for (const { layer, kind } of plan.parts) {
-        offset += this.#rows.read(layer, kind, plan.tokenStart, plan.tokenCount, target, offset);
-      }
-      if (offset !== plan.payloadBytes) {
-        throw new MuserError('INTERNAL', `a shard of ${plan.payloadBytes} bytes was read as ${offset} bytes`);
-      }
-      resolve();
-    });
-  }
-
-  release(): void {
-    const onRelease = this.#onRelease;
-    if (onRelease === null) return;
-    this.#onRelease = null;
-    this.#rows.dispose();
-    onRelease();
   }
 }

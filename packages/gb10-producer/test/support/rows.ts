@@ -68,15 +68,15 @@ export class Rows {
     return null;
   }
 
-  /** As firstDifference, for the global layers' rows before `end`: window rows of a prompt's beginning are not sent again. */
-  firstGlobalDifference(other: Rows, end: number): string | null {
+  /** As firstDifference, for the global layers' rows [from, end): window rows of a prompt's beginning are not sent again. */
+  firstGlobalDifference(other: Rows, end: number, from = 0): string | null {
     for (const [layer, kind] of this.#geometry.layers.entries()) {
       if (kind === 'window') continue;
       for (const name of [`${layer}k`, `${layer}v`]) {
         const [mine, theirs] = [this.#tables.get(name), other.#tables.get(name)].map((table) =>
-          Buffer.from((table ?? new Uint8Array(0)).subarray(0, end * this.#rowBytes)),
+          Buffer.from((table ?? new Uint8Array(0)).subarray(from * this.#rowBytes, end * this.#rowBytes)),
         );
-        if (this.#present.get(name)?.subarray(0, end).includes(0) === true) return `${name}: a row is missing`;
+        if (this.#present.get(name)?.subarray(from, end).includes(0) === true) return `${name}: a row is missing`;
         if (mine === undefined || theirs === undefined || !mine.equals(theirs)) return `${name}: differs`;
       }
     }

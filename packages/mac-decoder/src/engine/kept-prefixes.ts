@@ -1,3 +1,5 @@
+import { commonLength } from '@muser/metal';
+
 /** What is in the cache of a request that is over: the rows of exactly these tokens. */
 export interface KeptPrefix<T> {
   /** In memory only. Compared one by one: a hash would let one prompt pass for another. */
@@ -67,12 +69,4 @@ export class KeptPrefixes<T> {
     for (const prefix of removed) this.kept.splice(this.kept.indexOf(prefix), 1);
     return removed;
   }
-}
-
-/** How many tokens two texts have in common from their beginning. */
-export function commonLength(a: Uint32Array, b: Uint32Array): number {
-  const limit = Math.min(a.length, b.length);
-  let length = 0;
-  while (length < limit && a[length] === b[length]) length += 1;
-  return length;
 }
