@@ -73,14 +73,17 @@ export class Node<R> {
 
 export async function callCoordinator(
   { http, token }: CoordinatorAccess,
-  method: 'POST' | 'PATCH',
+  method: 'POST' | 'PATCH' | 'DELETE',
   path: string,
-  body: object,
+  body?: object,
 ): Promise<unknown> {
   const response = await fetch(new URL(path, http), {
     method,
-    headers: { 'content-type': 'application/json', authorization: `Bearer ${token}` },
-    body: JSON.stringify(body),
+    headers: {
+      authorization: `Bearer ${token}`,
+      ...(body !== undefined && { 'content-type': 'application/json' }),
+    },
+    ...(body !== undefined && { body: JSON.stringify(body) }),
   });
   if (!response.ok) throw new Error(await response.text());
   return response.json();

@@ -12,6 +12,7 @@ const STATE_HELP = 'state folder of the coordinator (default: $MUSER_STATE, else
 const PAUSE_LIMIT_SECONDS = 600;
 /** Loading, compiling and warming up tens of gigabytes. */
 const RESUME_LIMIT_SECONDS = 900;
+const ROTATE_LIMIT_SECONDS = 30;
 const MAX_LIMIT_SECONDS = 3_600;
 
 const EXIT_CODES = `
@@ -40,6 +41,8 @@ Exit codes: 0 listed, 1 the coordinator refused, 2 wrong usage, 3 no coordinator
     });
   registerPause(node);
   registerResume(node);
+  registerRotate(node);
+  registerRevoke(node);
 }
 
 function registerPause(node: Command): void {
@@ -88,6 +91,61 @@ Examples:
 ${EXIT_CODES}`,
     )
     .action((name: string, flags: PauseFlags) => run(name, false, flags));
+}
+
+function registerRotate(node: Command): void {
+  node
+    .command('rotate')
+    .summary('give a running node a new TLS key and certificate')
+    .description(
+      'Gives a running node a new TLS key and certificate now; the coordinator does so by itself at two thirds of their ' +
+        'life. New connections use them, transfers that run go on. The identity key, and with it the node id, stays: ' +
+        'docs/OPERATIONS.md says how that is replaced.',
+    )
+    .argument('<node>', 'name or id of the producer or decoder')
+    .option('--timeout <seconds>', 'wait so long', wholeNumber(1, MAX_LIMIT_SECONDS), ROTATE_LIMIT_SECONDS)
+    .option('--state <dir>', STATE_HELP)
+    .option('--json', "print the coordinator's answer as JSON")
+    .addHelpText(
+      'after',
+      `
+Examples:
+  $ muser node rotate spark
+
+Exit codes: 0 it has a new certificate, 1 it failed or took longer than --timeout, 2 wrong usage, 3 no coordinator runs here or
+it cannot be reached`,
+    )
+    .action(async (name: string, flags: { state?: string; timeout: number; json?: true }) => {
+      const { rotateNode } = await import('../nodes/trust.js');
+      const { state, timeout: timeoutSeconds, json = false } = flags;
+      await rotateNode({ node: name, state, timeoutSeconds, json });
+    });
+}
+
+function registerRevoke(node: Command): void {
+  node
+    .command('revoke')
+    .summary('end the part of a node in the system, for good')
+    .description(
+      'Revokes a node: the coordinator and every producer that it reaches refuse it within 10 seconds, and what it runs ' +
+        'ends. A producer that cannot be reached refuses it when its ticket ends, after 15 minutes at most. There is no way ' +
+        'back under the same key; enroll a new identity instead.',
+    )
+    .argument('<node>', 'name or id of the producer or decoder')
+    .option('--state <dir>', STATE_HELP)
+    .option('--json', "print the coordinator's answer as JSON")
+    .addHelpText(
+      'after',
+      `
+Examples:
+  $ muser node revoke old-mac
+
+Exit codes: 0 revoked, 1 the coordinator refused, 2 wrong usage, 3 no coordinator runs here or it cannot be reached`,
+    )
+    .action(async (name: string, flags: { state?: string; json?: true }) => {
+      const { revokeNode } = await import('../nodes/trust.js');
+      await revokeNode({ node: name, state: flags.state, json: flags.json ?? false });
+    });
 }
 
 async function run(node: string, paused: boolean, flags: PauseFlags): Promise<void> {

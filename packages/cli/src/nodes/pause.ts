@@ -4,6 +4,7 @@ import { listenForInterrupts } from '../signals.js';
 import type { CoordinatorClient, NodeRecord } from '../system/coordinator-client.js';
 import { printable, StatusOutput } from '../terminal.js';
 import { connectCoordinator } from './connect.js';
+import { findNode, LIST_ADVICE } from './find.js';
 
 export interface PauseOptions {
   /** Name or id. */
@@ -50,24 +51,10 @@ function isCutOff(error: unknown): boolean {
 }
 
 async function findProducer(client: CoordinatorClient, wanted: string, signal: AbortSignal): Promise<NodeRecord> {
-  const { nodes } = await client.nodes(signal);
-  const named = nodes.filter(({ nodeId, name }) => nodeId === wanted || name === wanted);
-  const present = named.filter(({ state }) => state !== 'revoked');
-  const [node] = present;
-  const advice = '`muser node list` shows the nodes.';
-  if (node === undefined) {
-    const what = named.length === 0 ? `there is no node "${wanted}"` : `the node "${wanted}" was revoked`;
-    throw new CliError(EXIT.failed, 'NOT_FOUND', what, { advice });
-  }
-  if (present.length > 1) {
-    const ids = present.map(({ nodeId }) => nodeId).join(', ');
-    throw new CliError(EXIT.failed, 'INVALID_REQUEST', `${present.length} nodes are called "${wanted}"`, {
-      advice: `Use the id: ${ids}.`,
-    });
-  }
+  const node = await findNode(client, wanted, signal);
   if (node.role === 'producer') return node;
   throw new CliError(EXIT.failed, 'INVALID_REQUEST', `"${wanted}" is a ${node.role}; only producers can be paused`, {
-    advice,
+    advice: LIST_ADVICE,
   });
 }
 

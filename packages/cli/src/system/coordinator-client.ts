@@ -31,6 +31,12 @@ export type NodeRecord = z.infer<typeof nodeSchema>;
 const errorSchema = z.object({ error: z.object({ code: z.string(), message: z.string() }) });
 const enrolledSchema = z.object({ node: z.object({ nodeId: z.string() }), bundle: z.unknown() });
 
+export interface ChangedNode {
+  node: NodeRecord;
+  /** The coordinator's answer as it came, for --json. */
+  raw: unknown;
+}
+
 export interface Enrollment {
   name: string;
   role: 'producer' | 'decoder';
@@ -72,14 +78,26 @@ export class CoordinatorClient {
     nodeId: string,
     order: { paused: boolean; cancelRunning: boolean; deadlineMs: number },
     signal: AbortSignal,
-  ): Promise<{ node: NodeRecord; raw: unknown }> {
+  ): Promise<ChangedNode> {
     const { paused, cancelRunning, deadlineMs } = order;
     const path = `/api/nodes/${encodeURIComponent(nodeId)}/${paused ? 'pause' : 'resume'}`;
     const raw = await this.#call('POST', path, signal, paused ? { cancelRunning, deadlineMs } : { deadlineMs }, {
       limitMs: deadlineMs + ORDER_MARGIN_MS,
       failure: `the producer is not ${paused ? 'paused' : 'resumed'}`,
     });
-    return { node: z.object({ node: nodeSchema }).parse(raw).node, raw };
+    return changedNode(raw);
+  }
+
+  /** Answers when the node has its new certificate, with the node and the body as it came. */
+  async rotate(nodeId: string, deadlineMs: number, signal: AbortSignal): Promise<ChangedNode> {
+    const path = `/api/nodes/${encodeURIComponent(nodeId)}/rotate`;
+    const limitMs = deadlineMs + ORDER_MARGIN_MS;
+    const failure = 'the certificate is not renewed';
+    return changedNode(await this.#call('POST', path, signal, { deadlineMs }, { limitMs, failure }));
+  }
+
+  async revoke(nodeId: string, signal: AbortSignal): Promise<ChangedNode> {
+    return changedNode(await this.#call('DELETE', `/api/nodes/${encodeURIComponent(nodeId)}`, signal));
   }
 
   async #call(
@@ -109,6 +127,10 @@ export class CoordinatorClient {
     const { code, message } = parsed.data.error;
     throw new CliError(EXIT.failed, code as ErrorCode, `${failure}: ${printable(message)}`);
   }
+}
+
+function changedNode(raw: unknown): ChangedNode {
+  return { node: z.object({ node: nodeSchema }).parse(raw).node, raw };
 }
 
 async function readOperatorToken(layout: StateLayout): Promise<string> {
