@@ -3,7 +3,6 @@ import { join } from 'node:path';
 import { FaultProxy } from '@muser/testing';
 import { inCheckout } from '../test/support/checkout.js';
 import type { Cleanups } from '../test/support/cleanups.js';
-import { eventually } from '../test/support/muser.js';
 import {
   announce,
   enrollNode,
@@ -160,11 +159,8 @@ export class Stand {
   }
 
   /** Waits until both producers can be used again, so that every part of the soak begins alike. */
-  async whole(): Promise<void> {
-    await eventually('both producers are back', async () => {
-      await producersReady(this.decoder, 2);
-      return true;
-    });
+  whole(): Promise<void> {
+    return producersReady(this.decoder, 2);
   }
 
   /** Each process once; the mortal producer's is another one after each kill. */
