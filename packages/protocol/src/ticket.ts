@@ -74,14 +74,14 @@ function checkTimes(ticket: Ticket, { nowMs, clockSkewMs }: TicketUse): void {
   }
   const earlyMs = ticket.issuedAtMs - nowMs;
   if (earlyMs > clockSkewMs) {
-    throw new MuserError('CLOCK_SKEW', `the ticket begins ${earlyMs} ms in the future, ${clockSkewMs} ms are allowed`, {
-      details: { skewMs: earlyMs, limit: clockSkewMs },
-    });
+    const seconds = Math.round(earlyMs / 1_000);
+    const message = `the ticket begins ${seconds} s in the future, ${clockSkewMs / 1_000} s are allowed: this clock is behind the coordinator's, set it by NTP`;
+    throw new MuserError('CLOCK_SKEW', message, { details: { skewMs: earlyMs, limit: clockSkewMs } });
   }
   const lateMs = nowMs - ticket.expiresAtMs;
   if (lateMs > clockSkewMs) {
-    throw new MuserError('TICKET_EXPIRED', `the ticket ended ${lateMs} ms ago, ${clockSkewMs} ms are allowed`, {
-      details: { lateMs, limit: clockSkewMs },
-    });
+    const seconds = Math.round(lateMs / 1_000);
+    const message = `the ticket ended ${seconds} s ago, ${clockSkewMs / 1_000} s are allowed: the coordinator has been away, or this clock is ahead of its`;
+    throw new MuserError('TICKET_EXPIRED', message, { details: { lateMs, limit: clockSkewMs } });
   }
 }

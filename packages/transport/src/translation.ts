@@ -77,13 +77,22 @@ function connectionFailure(
   identity: CallFacts['identity'],
   text: string,
 ): { code: ErrorCode; message: string } {
+  const clock = `by this machine's clock (${new Date().toISOString()})`;
+  if (/certificate is not yet valid/i.test(text)) {
+    const message = `the certificate of ${target} is not yet valid ${clock}: set the clocks of both machines by NTP`;
+    return { code: 'CLOCK_SKEW', message };
+  }
+  if (/certificate has expired/i.test(text)) {
+    const message = `the certificate of ${target} has ended ${clock}: set the clock, or enroll that node again`;
+    return { code: 'CERTIFICATE_INVALID', message };
+  }
   if (isCertificateTrouble(text)) {
     return { code: 'PEER_IDENTITY', message: `no trusted connection to ${target}: ${text}` };
   }
   // With TLS 1.3 a server that refuses the client's certificate does so after the client's side of the handshake is done.
   const hint =
     identity === 'approved' && !/\bE[A-Z]{5,}\b/.test(text)
-      ? ' (it closes the connection: is this node enrolled there, and its certificate valid?)'
+      ? ' (it closes the connection: is this node enrolled there, its certificate valid, and do both clocks agree?)'
       : '';
   return { code: 'PEER_UNREACHABLE', message: `${target} cannot be reached${hint}: ${text}` };
 }

@@ -131,6 +131,41 @@ describe('what a listener accepts', () => {
   });
 });
 
+describe('certificates outside their time', () => {
+  const later = { notBefore: new Date(Date.now() + HOUR_MS), notAfter: new Date(Date.now() + 2 * HOUR_MS) };
+  const ended = { notBefore: new Date(Date.now() - 2 * HOUR_MS), notAfter: new Date(Date.now() - HOUR_MS) };
+  const cases = [
+    ['not yet valid', later, 'CLOCK_SKEW', 'set the clocks of both machines'],
+    ['at its end', ended, 'CERTIFICATE_INVALID', 'set the clock'],
+  ] as const;
+
+  it.each(cases)('of a server, %s: the client says so, and names its clock', async (_, period, code, advice) => {
+    const identity = await authority.identity('producer', period);
+    const { target } = await startProducer(answer, { identity });
+    const client = connect(target, { expect: { role: 'producer', nodeId: identity.nodeId } });
+    const { message } = await expectCode(client.prefill(Buffer.alloc(0)), code);
+    expect(message).toContain(advice);
+    expect(message).toContain(new Date().toISOString().slice(0, 13));
+  });
+
+  it.each(cases)(
+    'of a client, %s: the server logs it, the client is asked to compare',
+    async (_, period, code, advice) => {
+      const server = createServer();
+      const warned: object[] = [];
+      const logger = { debug: () => undefined, warn: (fields: object) => warned.push(fields) };
+      const listener = await PeerListener.listen({ identity: producer, host: '127.0.0.1', port: 0, server, logger });
+      afterTest(() => listener.close(0));
+      const client = connect(`127.0.0.1:${listener.address.port}`, {
+        identity: await authority.identity('decoder', period),
+      });
+      const { message } = await expectCode(client.prefill(Buffer.alloc(0)), 'PEER_UNREACHABLE');
+      expect(message).toContain('do both clocks agree?');
+      expect(warned[0]).toMatchObject({ code, reason: expect.stringContaining(advice) as string });
+    },
+  );
+});
+
 describe('authorization', () => {
   // promise: A node of the wrong role gets its refusal before anything of its call is handled.
   it('refuses a call with the code that authorize throws, before the handler', async () => {

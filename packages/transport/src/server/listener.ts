@@ -67,7 +67,7 @@ export class PeerListener {
     tls.maxConnections = MAX_CONNECTIONS;
     tls.on('connection', (socket: Socket) => connections.addHandshake(socket));
     tls.on('tlsClientError', (error, socket) => {
-      logger?.debug({ remote: socket.remoteAddress, reason: errorCode(error) }, 'handshake refused');
+      reportRefusal(socket, error, logger);
       // Node leaves that to us, also after its own handshake timeout.
       socket.destroy();
     });
@@ -124,6 +124,20 @@ export class PeerListener {
     clearTimeout(limit);
     this.#server.forceShutdown();
   }
+}
+
+/** A refused peer cannot be told why in its handshake, so the log of this side has to. */
+function reportRefusal(socket: TLSSocket, error: Error, logger: TransportLogger | undefined): void {
+  // Node gives the code of OpenSSL's check here, whatever the type says.
+  const problem = String(socket.authorizationError);
+  const clock = new Date().toISOString();
+  if (problem === 'CERT_NOT_YET_VALID') {
+    const reason = "its certificate is not yet valid by this machine's clock: set the clocks of both machines by NTP";
+    logger?.warn({ code: 'CLOCK_SKEW', clock, reason }, 'handshake refused');
+  } else if (problem === 'CERT_HAS_EXPIRED') {
+    const reason = "its certificate has ended by this machine's clock: set the clock, or enroll that node again";
+    logger?.warn({ code: 'CERTIFICATE_INVALID', clock, reason }, 'handshake refused');
+  } else logger?.debug({ reason: errorCode(error), problem }, 'handshake refused');
 }
 
 function contextOf(identity: Identity): SecureContextOptions {
