@@ -92,7 +92,10 @@ export class Child {
 
   /** By SIGTERM, and by SIGKILL when that takes too long. */
   async stop(): Promise<void> {
-    if (this.#running) this.child.kill('SIGTERM');
+    if (!this.#running) return;
+    // One that was stopped would not hear of it.
+    this.child.kill('SIGCONT');
+    this.child.kill('SIGTERM');
     const timer = setTimeout(() => this.child.kill('SIGKILL'), STOP_LIMIT_MS);
     await this.exited;
     clearTimeout(timer);

@@ -1,91 +1,130 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import type { Faults } from '@muser/testing';
-import type { Happening, LinkFault, Phase, ProcessFault } from './cells.js';
+import type { Cell, Happening, LinkFault, LinkName, Phase } from './cells.js';
+import type { Link } from './network.js';
 import type { Point } from './phases.js';
-import type { Role, System } from './system.js';
+import { hitProcess } from './process-faults.js';
+import type { System } from './system.js';
+import { until } from './until.js';
+
+export type Undo = () => Promise<void>;
 
 const DELAY_MS = 60;
 const BYTES_PER_SECOND = 6_000_000;
 /** Short of every limit. */
-const BRIEF_MS = 400;
+export const BRIEF_MS = 400;
 /** A little behind where the transfer stands, within what comes next. */
 const AHEAD_BYTES = 10;
 const FEW_BYTES = 20;
 const MANY_BYTES = 20_000;
-const CHUNKS: ReadonlySet<Phase> = new Set<Phase>(['first chunk', 'middle chunk', 'last chunk']);
 
-/** Does it to a transfer that stands still, and lets the transfer go on. @returns what undoes it when the answer is there */
-export async function happen(happening: Happening, point: Point, system: System): Promise<() => Promise<void>> {
-  if (happening.kind === 'link') return breakLink(happening.fault, point);
-  return hitProcess(happening.fault, happening.role, point, system);
+interface Damage {
+  /** From where the connection stands. */
+  readonly ahead: number;
+  readonly count: number;
 }
 
-async function breakLink(fault: LinkFault, { connection, direction, phase }: Point): Promise<() => Promise<void>> {
+const FEW: Damage = { ahead: AHEAD_BYTES, count: FEW_BYTES };
+
+/** Bytes that are dropped, changed or repeated; they have to be there. */
+function damageIn(phase: Phase): Damage {
+  switch (phase) {
+    case 'first chunk':
+    case 'middle chunk':
+    case 'last chunk':
+      return { ahead: AHEAD_BYTES, count: MANY_BYTES };
+    case 'end':
+      return { ahead: 0, count: 1 };
+    default:
+      return FEW;
+  }
+}
+
+/** Does it to a transfer that stands still, and lets the transfer go on. @returns what undoes it when the answer is there */
+export async function happen({ happening, phase }: Cell, point: Point, system: System): Promise<Undo> {
+  if (happening.kind === 'process') {
+    const undo = await hitProcess(happening.fault, happening.target, system, () => letGo(happening, point));
+    return undo;
+  }
+  if (happening.link === 'decoder - producer') {
+    return breakLink(happening.fault, point, system.toProducer, damageIn(phase));
+  }
+  const { link, point: aside } = besides(happening.link, system);
+  const undo = await breakLink(happening.fault, aside, link, FEW);
+  point.direction.release();
+  return async () => {
+    await struck(happening.fault, aside);
+    await undo();
+  };
+}
+
+/** What a process that is killed had not sent yet is lost with it; otherwise the transfer goes on. */
+function letGo({ fault, target }: Happening & { kind: 'process' }, { direction }: Point): void {
+  const isLost = fault === 'SIGKILL' && target === 'producer';
+  direction.release(isLost ? { cutAtByte: direction.passed } : null);
+}
+
+/** The connection that one process has to another beside the transfer; what the listener sends is held. */
+function besides(name: Exclude<LinkName, 'decoder - producer'>, system: System): { link: Link; point: Point } {
+  const isDecoder = name === 'decoder - coordinator';
+  const link = isDecoder ? system.toCoordinator : system.toProducer;
+  const connection = link.connectionOf(system.child(isDecoder ? 'decoder' : 'coordinator').pid);
+  if (connection === null) throw new Error(`there is no connection ${name}`);
+  return { link, point: { connection, direction: connection.toClient } };
+}
+
+/** Bytes of such a connection come every second or so; until then nothing has happened to them. */
+async function struck(fault: LinkFault, { connection, direction }: Point): Promise<void> {
+  if (fault !== 'drop' && fault !== 'corrupt' && fault !== 'replay') return;
+  await until('the damaged connection is given up', () => !connection.isOpen || direction.hasEnded);
+}
+
+async function breakLink(
+  fault: LinkFault,
+  { connection, direction }: Point,
+  link: Link,
+  { ahead, count }: Damage,
+): Promise<Undo> {
   const at = direction.passed;
-  const count = CHUNKS.has(phase) ? MANY_BYTES : FEW_BYTES;
   const release = (faults: Faults | null): void => direction.release(faults);
+  const nothing: Undo = async () => undefined;
   switch (fault) {
     case 'delay':
+      release({ delayMs: DELAY_MS });
+      return nothing;
     case 'throttle':
-      release(fault === 'delay' ? { delayMs: DELAY_MS } : { bytesPerSecond: BYTES_PER_SECOND });
-      break;
+      release({ bytesPerSecond: BYTES_PER_SECOND });
+      return nothing;
     case 'brief stall':
       await delay(BRIEF_MS);
       release(null);
-      break;
+      return nothing;
     case 'stall':
       release({ stallAtByte: at });
-      break;
+      return nothing;
     case 'half-open':
-      await Promise.all([
-        connection.toServer.holdAt(connection.toServer.passed),
-        connection.toClient.holdAt(connection.toClient.passed),
-      ]);
+      for (const side of [connection.toServer, connection.toClient]) void side.holdAt(side.passed);
       return async () => connection.destroy();
     case 'drop':
-      release({ drop: { at: at + AHEAD_BYTES, count } });
-      break;
+      release({ drop: { at: at + ahead, count } });
+      return nothing;
     case 'corrupt':
-      release({ corruptByte: at + AHEAD_BYTES });
-      break;
+      release({ corruptByte: at + ahead });
+      return nothing;
     case 'replay':
       release({ replay: { at, count } });
-      break;
+      return nothing;
     case 'truncate':
       release({ halfOpenAtByte: at });
-      break;
+      return nothing;
     case 'cut':
       release({ cutAtByte: at });
-      break;
+      return nothing;
     case 'reset':
       release({ resetAtByte: at });
-      break;
-  }
-  return async () => undefined;
-}
-
-async function hitProcess(
-  fault: ProcessFault,
-  role: Role,
-  { direction }: Point,
-  system: System,
-): Promise<() => Promise<void>> {
-  const { pid } = system.child(role);
-  switch (fault) {
-    case 'SIGKILL':
-      await system.child(role).kill();
-      // What it had not sent yet is lost with it.
-      direction.release(role === 'producer' ? { cutAtByte: direction.passed } : null);
-      return () => system.restart(role);
-    case 'SIGSTOP':
-      process.kill(pid, 'SIGSTOP');
-      direction.release();
-      return async () => void process.kill(pid, 'SIGCONT');
-    case 'brief SIGSTOP':
-      process.kill(pid, 'SIGSTOP');
-      direction.release();
-      await delay(BRIEF_MS);
-      process.kill(pid, 'SIGCONT');
-      return async () => undefined;
+      return nothing;
+    case 'link down':
+      link.goDown();
+      return nothing;
   }
 }

@@ -5,6 +5,8 @@ import { until } from './until.js';
 /** A proxy that knows which process each connection comes from. */
 export class Link {
   readonly #connections: { owner: number | null; connection: ProxiedConnection }[] = [];
+  /** Every new connection is ended at once. */
+  #isDown = false;
   /** Called for a new connection of a process before its first byte passes. */
   #onConnect: { owner: number; call: (connection: ProxiedConnection) => void } | null = null;
 
@@ -38,19 +40,23 @@ export class Link {
     this.#onConnect = { owner, call };
   }
 
-  forgetNextConnection(): void {
-    this.#onConnect = null;
+  /** From now on nobody gets through, until calm(). */
+  goDown(): void {
+    this.#isDown = true;
+    for (const { connection } of this.#connections) connection.destroy();
   }
 
-  /** Ends every connection of a process, and waits until they are gone. */
+  /** Ends every connection that a process has now, and waits until they are gone. */
   async disconnect(owner: number): Promise<void> {
-    for (const one of this.#connections) if (one.owner === owner) one.connection.destroy();
-    await until('the connections are closed', () => this.connectionOf(owner) === null);
+    const present = this.#connections.filter((one) => one.owner === owner).map(({ connection }) => connection);
+    for (const connection of present) connection.destroy();
+    await until('the connections are closed', () => !present.some(({ isOpen }) => isOpen));
   }
 
   /** Whatever was held goes on, and what is broken ends. */
   calm(): void {
     this.#onConnect = null;
+    this.#isDown = false;
     for (const { connection } of this.#connections) {
       for (const direction of [connection.toServer, connection.toClient]) {
         direction.release();
@@ -68,6 +74,7 @@ export class Link {
   private join(connection: ProxiedConnection): void {
     const owner = this.owners().find((pid) => ownsPort(pid, connection.clientPort)) ?? null;
     this.#connections.push({ owner, connection });
+    if (this.#isDown) return connection.destroy();
     if (this.#onConnect === null || this.#onConnect.owner !== owner) return;
     const { call } = this.#onConnect;
     this.#onConnect = null;

@@ -1,33 +1,34 @@
-import { readFile, stat } from 'node:fs/promises';
-import type { ErrorCode } from '@muser/protocol';
-import { processesBelow } from '@muser/testing';
 import { chat, type Answer, type Progress } from '../test/support/chat.js';
-import { outcomeText, type Cell, type Outcome, type Way } from './cells.js';
-import { happen } from './happenings.js';
-import { stopAt, type Point } from './phases.js';
-import { MARKER, type Question, type Questions } from './questions.js';
+import { Aftermath } from './aftermath.js';
+import type { Cell, Outcome } from './cells.js';
+import { happen, type Undo } from './happenings.js';
+import { judge } from './judge.js';
+import { stopAt } from './phases.js';
+import { hitProcess, prepareProcess } from './process-faults.js';
+import type { Question, Questions } from './questions.js';
 import type { System } from './system.js';
-import { until, within } from './until.js';
+import { within } from './until.js';
 
 const ANSWER_LIMIT_MS = 60_000;
-/** A producer that failed is left alone for a while, longer each time. */
-const RETURN_LIMIT_MS = 20_000;
+/** Certainly before the end of what is sent; a Seal has a few hundred bytes. */
+const TOKENS_BEFORE_END = 2;
 
 /** Runs cells one after another on one system. */
 export class CellRunner {
-  /** Of the log files: what was looked at already. */
-  readonly #seen = new Map<string, number>();
+  readonly #aftermath: Aftermath;
   #bytesPerToken = 0;
 
   constructor(
     private readonly system: System,
     private readonly questions: Questions,
     private readonly signal: AbortSignal,
-  ) {}
+  ) {
+    this.#aftermath = new Aftermath(system, (prompt) => this.ask(prompt));
+  }
 
   /** The first transfer tells how many bytes a token takes. */
   async warmUp(): Promise<void> {
-    const { long } = await this.questions.take();
+    const [long] = await this.questions.take();
     const { muser } = await this.ask(long.prompt);
     if (muser.prefill !== 'remote') throw new Error(`the system does not prefill remotely: ${JSON.stringify(muser)}`);
     this.#bytesPerToken = muser.kvBytes / (muser.promptTokens - 1);
@@ -36,45 +37,80 @@ export class CellRunner {
 
   /** @throws Error that says in what the outcome differs from what was expected */
   async run(cell: Cell): Promise<Outcome> {
-    const { long, short } = await this.questions.take();
+    const { happening } = cell;
+    const [long, short] = await this.questions.take();
+    let undo: Undo = async () => undefined;
     try {
-      const answer = await this.disturbed(cell, long);
-      this.questions.prepare();
-      return judge(cell, long, answer);
+      if (happening.kind === 'process') undo = await prepareProcess(happening.fault, happening.target, this.system);
+      if (this.system.connectionOfDecoder() === null) await this.#aftermath.worksAgain(this.questions.another());
+      return judge(cell, long, await this.disturbed(cell, long));
     } finally {
+      await undo();
       this.questions.prepare();
-      await this.settled();
-      await this.worksAgain(short);
-      await this.nothingIsLeft();
+      await this.#aftermath.settled();
+      await this.#aftermath.worksAgain(short);
+      await this.#aftermath.nothingIsLeft();
     }
   }
 
-  private async disturbed(cell: Cell, { prompt, local }: Question): Promise<Answer> {
-    const { system } = this;
-    const payloadBytes = Math.floor(this.#bytesPerToken * (local.muser.promptTokens - 1));
-    const occupant = cell.phase === 'queued' ? await this.occupy() : null;
-    const told = new Told();
+  /** Null when the decoder itself was killed. */
+  private async disturbed(cell: Cell, question: Question): Promise<Answer | null> {
+    const { happening } = cell;
+    const isLost = happening.kind === 'process' && happening.target === 'decoder' && happening.fault === 'SIGKILL';
     const stop = new AbortController();
-    let undo = async (): Promise<void> => undefined;
+    let undo: Undo = async () => undefined;
     try {
-      const reached = stopAt(cell.phase, system, { payloadBytes }, (what) => told.of(what));
-      reached.catch(() => undefined);
-      const asked = this.ask(prompt, (progress) => told.hear(progress), stop.signal);
-      asked.catch(() => undefined);
-      const point = await within(`the transfer is in phase "${cell.phase}"`, Promise.race([reached, tooSoon(asked)]));
-      undo = await happen(cell.happening, point, system);
-      occupant?.abort();
-      return await within('the answer comes', asked, ANSWER_LIMIT_MS);
+      const { asked, undo: undoing } = await this.begin(cell, question, stop.signal);
+      undo = undoing;
+      const answer = await within('the answer comes', isLost ? asked.catch(() => null) : asked, ANSWER_LIMIT_MS);
+      return answer;
     } finally {
-      occupant?.abort();
       await undo();
-      system.toProducer.calm();
+      this.system.calm();
       stop.abort();
     }
   }
 
-  private ask(prompt: string, onProgress?: (progress: Progress) => void, signal = this.signal): Promise<Answer> {
-    return chat(this.system.url('decoder'), prompt, 'remote', { signal, ...(onProgress && { onProgress }) });
+  /** Asks, and lets it happen. @returns the answer to come, and what undoes what happened */
+  private async begin(
+    cell: Cell,
+    { prompt, local }: Question,
+    signal: AbortSignal,
+  ): Promise<{ asked: Promise<Answer>; undo: Undo }> {
+    const { system } = this;
+    const { phase, happening, share } = cell;
+    if (phase === 'before') {
+      if (happening.kind !== 'process') throw new Error('a link can only break while it is used');
+      await system.disconnectDecoder();
+      const undo = await hitProcess(happening.fault, happening.target, system, () => undefined);
+      return { asked: this.ask(prompt, undefined, signal), undo };
+    }
+    const payloadBytes = Math.floor(this.#bytesPerToken * (local.muser.promptTokens - TOKENS_BEFORE_END));
+    const occupant = phase === 'queued' ? await this.occupy() : null;
+    let isQueued = (): void => undefined;
+    const queued = new Promise<void>((resolve) => (isQueued = resolve));
+    try {
+      const reached = stopAt(cell, system, { payloadBytes }, () => queued);
+      reached.catch(() => undefined);
+      const asked = this.ask(
+        prompt,
+        ({ phase: now, where }) => now === 'queued' && where === 'remote' && isQueued(),
+        signal,
+      );
+      asked.catch(() => undefined);
+      const over = asked.then(() => null);
+      const point = await within(`the transfer is in phase "${phase}"`, Promise.race([reached, over]));
+      if (point === null) return { asked: missed(await asked, share), undo: async () => undefined };
+      return { asked, undo: await happen(cell, point, system) };
+    } finally {
+      occupant?.abort();
+    }
+  }
+
+  private ask(prompt: string, onProgress?: (progress: Progress) => void, signal?: AbortSignal): Promise<Answer> {
+    const signals = signal === undefined ? this.signal : AbortSignal.any([this.signal, signal]);
+    const { system } = this;
+    return chat(system.url('decoder'), prompt, 'remote', { signal: signals, ...(onProgress && { onProgress }) });
   }
 
   /** The bystander takes the producer's only place. @returns what gives it back */
@@ -90,100 +126,12 @@ export class CellRunner {
     await within('the producer works for the bystander', working);
     return stop;
   }
-
-  private async settled(): Promise<void> {
-    const since = Date.now();
-    await until('the decoder has no active sequence', async () => {
-      const { sequences, coordinator } = await this.system.health('decoder');
-      return sequences.active === 0 && coordinator === 'connected';
-    });
-    await until('the producer is healthy and has no transfer', async () => {
-      const { state, lastSeen, load } = await this.system.producer();
-      const isIdle = load !== null && load.activeTransfers === 0 && load.queueLength === 0;
-      return state === 'healthy' && isIdle && lastSeen !== null && Date.parse(lastSeen) >= since;
-    });
-  }
-
-  private async worksAgain({ prompt, value }: Question): Promise<void> {
-    const deadline = performance.now() + RETURN_LIMIT_MS;
-    for (let nth = 0; ; nth += 1) {
-      // What was prefilled locally meanwhile is held now, so each try needs a beginning of its own.
-      const { text, muser } = await this.ask(nth === 0 ? prompt : `Try ${nth}. ${prompt}`);
-      if (muser.prefill === 'remote' && muser.fallback === null) {
-        if (nth === 0 && !text.includes(value)) throw new Error('the request afterwards was answered wrong');
-        return;
-      }
-      const { code, message } = muser.fallback ?? { code: 'none', message: '' };
-      const waits = code === 'NO_PRODUCER';
-      if (!waits || performance.now() > deadline) {
-        throw new Error(`the request afterwards was not prefilled remotely: ${code}, ${message}`);
-      }
-      const pause = Number(/again in (\d+) ms/.exec(message)?.[1] ?? 100);
-      await new Promise((resolve) => setTimeout(resolve, pause + 1));
-    }
-  }
-
-  private async nothingIsLeft(): Promise<void> {
-    for (const log of this.system.logs) {
-      const from = this.#seen.get(log) ?? 0;
-      const { size } = await stat(log);
-      if (size <= from) continue;
-      const text = (await readFile(log)).subarray(from).toString();
-      this.#seen.set(log, size);
-      if (text.includes(MARKER)) throw new Error(`text of a prompt is in ${log}`);
-    }
-    const known = this.system.pids;
-    const strangers = processesBelow(process.pid).filter((pid) => !known.some((one) => isOrBelow(pid, one)));
-    if (strangers.length > 0) throw new Error(`processes were left behind: ${strangers.join(', ')}`);
-  }
 }
 
-function isOrBelow(pid: number, root: number): boolean {
-  return pid === root || processesBelow(root).includes(pid);
-}
-
-/** @throws Error with every difference from what was expected */
-function judge({ expect }: Cell, { local, value }: Question, answer: Answer): Outcome {
-  const { text, muser } = answer;
-  const outcome = outcomeOf(answer);
-  const problems = [
-    text === local.text ? null : `the answer is "${text}", not "${local.text}"`,
-    text.includes(value) ? null : `the answer does not hold "${value}"`,
-    expect.map(outcomeText).includes(outcomeText(outcome))
-      ? null
-      : `${outcomeText(outcome)} instead of ${expect.map(outcomeText).join(' or ')}: ${muser.fallback?.message ?? 'no fallback'}`,
-    muser.fallback === null || muser.fallback.code === outcome.failures.at(-1)
-      ? null
-      : `the fallback is ${muser.fallback.code}, the last failure ${outcome.failures.at(-1) ?? 'none'}`,
-  ].filter((problem) => problem !== null);
-  if (problems.length > 0) throw new Error(problems.join('; '));
-  return outcome;
-}
-
-function outcomeOf({ muser }: Answer): Outcome {
-  const { attempts } = muser as Answer['muser'] & { attempts: { code: ErrorCode | null }[] };
-  const failures = attempts.flatMap(({ code }) => code ?? []);
-  const fallback = muser.fallback === null ? [] : [muser.fallback.code as ErrorCode];
-  return { way: muser.prefill as Way, failures: attempts.length === 0 ? fallback : failures };
-}
-
-async function tooSoon(asked: Promise<Answer>): Promise<Point> {
-  const { muser } = await asked;
-  throw new Error(`the answer came before that phase: ${muser.prefill}, ${JSON.stringify(muser.fallback)}`);
-}
-
-/** What the decoder tells of a request while it runs. */
-class Told {
-  readonly #heard = new Set<string>();
-  readonly #waiting = new Map<string, () => void>();
-
-  hear({ phase, where }: Progress): void {
-    const what = phase === 'queued' && where !== 'remote' ? '' : phase;
-    this.#heard.add(what);
-    this.#waiting.get(what)?.();
-  }
-
-  async of(what: 'queued' | 'decode'): Promise<void> {
-    if (!this.#heard.has(what)) await new Promise<void>((resolve) => this.#waiting.set(what, resolve));
-  }
+/** At a random byte the transfer may be over; in a phase of its own it may not. */
+async function missed(answer: Answer, share: number | undefined): Promise<Answer> {
+  if (share !== undefined) return answer;
+  throw new Error(
+    `the answer came before that phase: ${answer.muser.prefill}, ${JSON.stringify(answer.muser.fallback)}`,
+  );
 }

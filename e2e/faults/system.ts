@@ -1,8 +1,10 @@
-import { execFile } from 'node:child_process';
-import { mkdir, readFile } from 'node:fs/promises';
+import { execFile, execFileSync } from 'node:child_process';
+import { mkdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import type { ProxiedConnection } from '@muser/testing';
 import { Child, childEnvironment, entryOf, type ChildSpec, type Program } from './child.js';
+import { findFaketime } from './faketime.js';
 import { Link } from './network.js';
 import { inCheckout } from '../test/support/checkout.js';
 import { until } from './until.js';
@@ -23,6 +25,8 @@ const CHECKPOINT = inCheckout('models/muse-nano/hf');
 /** Two engines at once on two cores. */
 const THREADS = 1;
 const DRAIN_MS = 500;
+/** Room for the files of a process; the rest of it can be filled. */
+const DISK_MIB = 16;
 /** The decoder's: how long a cell with a silent peer takes. */
 export const STALL_MS = { llama: 1_500, vllm: 4_000 } as const;
 
@@ -43,12 +47,15 @@ export interface Health {
 /** Coordinator, producer and two decoders as processes, with proxies between them. */
 export class System {
   readonly #children = new Map<Role, Child>();
+  readonly #disks: string[] = [];
+  /** Of a library that gives a process a clock of its own; null where it is not installed. */
+  readonly faketime = findFaketime();
   #token = '';
   #producerId = '';
 
   private constructor(
     readonly backend: Backend,
-    private readonly root: string,
+    readonly root: string,
     /** What dials the producer: the decoders and the coordinator. */
     readonly toProducer: Link,
     /** From the decoder to the coordinator. */
@@ -80,7 +87,7 @@ export class System {
   }
 
   logOf(role: Role): string {
-    return join(this.root, `${role}.log`);
+    return join(this.folderOf(role), 'log');
   }
 
   folderOf(role: Role): string {
@@ -109,23 +116,57 @@ export class System {
     return node;
   }
 
-  /** Starts a process that has ended again, with what it had before. */
-  async restart(role: Role): Promise<void> {
+  connectionOfDecoder(): ProxiedConnection | null {
+    return this.toProducer.connectionOf(this.child('decoder').pid);
+  }
+
+  disconnectDecoder(): Promise<void> {
+    return this.toProducer.disconnect(this.child('decoder').pid);
+  }
+
+  /** Whatever was held goes on, and what is broken ends. */
+  calm(): void {
+    this.toProducer.calm();
+    this.toCoordinator.calm();
+  }
+
+  /** Every process has a small disk for its state and its log. */
+  get hasSmallDisks(): boolean {
+    return this.#disks.length > 0;
+  }
+
+  /**
+   * Starts a process again with what it had before. It may have another port then, which only the proxies have to know.
+   * @param clock its clock can be set from now on
+   */
+  async restart(role: Role, clock: 'clock' | null = null): Promise<void> {
     await this.child(role).kill();
-    await this.spawn(role);
-    if (role !== 'coordinator') return;
-    // It is reached at another port now, which only the proxy has to know; the bystander dials the proxy, too.
-    await until('the coordinator hears the producer again', async () => (await this.producer()).load !== null);
+    if (clock !== null) await this.setClock(role, '+0');
+    await this.spawn(role, clock === null ? {} : this.clockEnvironment(role));
+  }
+
+  /** @param offset from the clock of this machine, as faketime writes it: "+1h" */
+  async setClock(role: Role, offset: string): Promise<void> {
+    await writeFile(this.clockOf(role), `${offset}\n`);
   }
 
   async close(): Promise<void> {
     const order: Role[] = ['bystander', 'decoder', 'producer', 'coordinator'];
     for (const role of order) await this.#children.get(role)?.stop();
+    for (const disk of this.#disks) execFileSync('umount', ['--lazy', disk]);
     await Promise.all([this.toProducer.close(), this.toCoordinator.close()]);
   }
 
+  /** At once, whatever they do. */
+  kill(): void {
+    for (const child of this.#children.values()) void child.kill();
+  }
+
   private async startAll(): Promise<void> {
-    for (const role of ROLES) await mkdir(this.folderOf(role), { mode: 0o700, recursive: true });
+    for (const role of ROLES) {
+      await mkdir(this.folderOf(role), { mode: 0o700, recursive: true });
+      this.mountDisk(this.folderOf(role));
+    }
     await this.spawn('coordinator');
     this.#token = (await readFile(join(this.folderOf('coordinator'), 'operator.token'), 'utf8')).trim();
     const roles = ['producer', 'decoder', 'bystander'] as const;
@@ -142,12 +183,39 @@ export class System {
     }
   }
 
-  private async spawn(role: Role): Promise<void> {
+  /** Only root can; without it the disk of the machine is used, and nothing fills that. */
+  private mountDisk(folder: string): void {
+    if (process.getuid?.() !== 0) return;
+    try {
+      execFileSync('mount', ['-t', 'tmpfs', '-o', `size=${DISK_MIB}m,mode=700`, 'tmpfs', folder], { stdio: 'ignore' });
+      this.#disks.push(folder);
+    } catch {
+      // A container may forbid it even to root.
+    }
+  }
+
+  private clockOf(role: Role): string {
+    return join(this.root, `${role}.clock`);
+  }
+
+  private clockEnvironment(role: Role): Record<string, string> {
+    return {
+      LD_PRELOAD: this.faketime ?? '',
+      FAKETIME_TIMESTAMP_FILE: this.clockOf(role),
+      FAKETIME_NO_CACHE: '1',
+      // Timers are not affected by a clock that somebody sets.
+      DONT_FAKE_MONOTONIC: '1',
+      FAKETIME_DONT_FAKE_MONOTONIC: '1',
+    };
+  }
+
+  private async spawn(role: Role, environment: Readonly<Record<string, string>> = {}): Promise<void> {
     const spec: ChildSpec = {
       program: PROGRAMS[role],
       folder: this.folderOf(role),
       logFile: this.logOf(role),
       settings: this.settingsOf(role),
+      environment,
     };
     const child = await Child.start(spec, this.signal);
     this.#children.set(role, child);
@@ -165,6 +233,7 @@ export class System {
           backend: this.backend,
           model: this.backend === 'llama' ? GGUF : CHECKPOINT,
           threads: THREADS,
+          flashAttention: false,
           drainMs: DRAIN_MS,
         };
       case 'decoder':
@@ -172,8 +241,10 @@ export class System {
         return {
           model: GGUF,
           threads: THREADS,
+          // So that a prompt has the same logits whichever way it is prefilled.
+          flashAttention: false,
           drainMs: DRAIN_MS,
-          contextTokens: 16_384,
+          contextTokens: role === 'decoder' ? 8_192 : 16_384,
           stallTimeoutMs: role === 'decoder' ? STALL_MS[this.backend] : 30_000,
           coordinator: this.toCoordinator.proxy.target,
         };

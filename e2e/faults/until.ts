@@ -3,15 +3,20 @@ import { setTimeout as delay } from 'node:timers/promises';
 const LIMIT_MS = 20_000;
 const STEP_MS = 20;
 
-/** Waits for a condition that nothing announces. */
+/**
+ * Waits for a condition that nothing announces.
+ *
+ * @param describe what is so instead, for the error
+ */
 export async function until(
   what: string,
   condition: () => boolean | Promise<boolean>,
   limitMs = LIMIT_MS,
+  describe: () => string = () => '',
 ): Promise<void> {
   const deadline = performance.now() + limitMs;
   while (!(await condition())) {
-    if (performance.now() > deadline) throw new Error(`not within ${limitMs / 1_000} s: ${what}`);
+    if (performance.now() > deadline) throw new Error(`not within ${limitMs / 1_000} s: ${what} ${describe()}`);
     await delay(STEP_MS);
   }
 }
