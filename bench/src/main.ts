@@ -2,6 +2,7 @@ import { decodeBenchmark } from './decode.js';
 import { eventLoopBenchmark } from './event-loop.js';
 import { installBenchmark } from './install.js';
 import { machine } from './machine.js';
+import { placementBenchmark } from './placement.js';
 import { transportBenchmark } from './transport.js';
 import { vllmBenchmark } from './vllm.js';
 
@@ -11,6 +12,7 @@ const BENCHMARKS: Record<string, () => Promise<object>> = {
   install: installBenchmark,
   'event-loop': eventLoopBenchmark,
   transport: transportBenchmark,
+  placement: placementBenchmark,
   vllm: vllmBenchmark,
 };
 

@@ -88,7 +88,8 @@ export function chooseNext(directory: ProducerDirectory, rates: MeasuredRates, r
   const same = again === null ? null : directory.availableAgain(again.nodeId, promptTokens);
   const candidates = [...others];
   if (same !== null && again !== null) {
-    const { endMs, firstGainMs } = predicted(rates, same, request);
+    // What it computed for this request a moment ago it still has.
+    const { endMs, firstGainMs } = predicted(rates, same, { ...request, reusedTokens: heldTokens });
     const { waitMs } = again;
     candidates.push({ producer: same, waitMs, endMs: endMs + waitMs, firstGainMs: firstGainMs + waitMs });
   }
@@ -105,7 +106,11 @@ interface Candidate extends RemotePrediction {
   readonly waitMs: number;
 }
 
-function predicted(rates: MeasuredRates, producer: Producer, request: PlacementRequest): Candidate {
+function predicted(
+  rates: MeasuredRates,
+  producer: Producer,
+  request: PlacementRequest & { readonly reusedTokens?: number },
+): Candidate {
   // What was slow once may be fast now, and only a try tells. A probe is left in time like any other request.
   const probe = producer.pace.awaitsProbe || rates.of(producer.entry.nodeId).stale;
   return { producer, waitMs: 0, ...predictRemote(rates, producer.entry, request, probe ? 'hoped' : 'believed') };
