@@ -1,4 +1,5 @@
 import { readFileSync } from 'node:fs';
+import { statesTable } from '@muser/testing';
 import { describe, expect, it } from 'vitest';
 import { MuserError } from '../src/errors.js';
 import { frameSchema } from '../src/messages.js';
@@ -18,24 +19,9 @@ import {
 
 const document = readFileSync(new URL('../../../docs/PROTOCOL.md', import.meta.url), 'utf8');
 
-/** The cells of a table of states: [what happens, state before, state or code after]. */
-function cells(name: string): [string, string, string][] {
-  const [, text = ''] = document.split(`<!-- states: ${name} -->`);
-  const [table = ''] = text.split('<!-- states: end -->');
-  const rows = table
-    .trim()
-    .split('\n')
-    .map((line) =>
-      line
-        .split('|')
-        .slice(1, -1)
-        .map((cell) => cell.trim().replaceAll('`', '')),
-    );
-  const [head = [], , ...body] = rows;
-  return body.flatMap(([event = '', ...after]) =>
-    after.map((cell, index): [string, string, string] => [event, head[index + 1] ?? '', cell]),
-  );
-}
+/** [what happens, state before, state or code after] */
+const cells = (name: string): [string, string, string][] =>
+  statesTable(document, name).map(({ event, state, after }) => [event, state, after]);
 
 async function outcomeOf(call: () => unknown, state: () => string): Promise<string> {
   try {
