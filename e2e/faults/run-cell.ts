@@ -35,22 +35,36 @@ export class CellRunner {
     this.questions.prepare();
   }
 
-  /** @throws Error that says in what the outcome differs from what was expected */
+  /** @throws Error that says in what the outcome differs from what was expected, and what was wrong afterwards */
   async run(cell: Cell): Promise<Outcome> {
-    const { happening } = cell;
     const [long, short] = await this.questions.take();
+    const ended = await Promise.allSettled([this.happened(cell, long)]);
+    this.questions.prepare();
+    const after = await Promise.allSettled([this.checkAftermath(short)]);
+    const reasons = [...ended, ...after].filter(({ status }) => status === 'rejected') as PromiseRejectedResult[];
+    const [outcome] = ended;
+    if (outcome.status === 'fulfilled' && reasons.length === 0) return outcome.value;
+    throw new Error(
+      reasons.map(({ reason }) => (reason instanceof Error ? reason.message : String(reason))).join('; '),
+    );
+  }
+
+  private async happened(cell: Cell, question: Question): Promise<Outcome> {
+    const { happening } = cell;
     let undo: Undo = async () => undefined;
     try {
       if (happening.kind === 'process') undo = await prepareProcess(happening.fault, happening.target, this.system);
       if (this.system.connectionOfDecoder() === null) await this.#aftermath.worksAgain(this.questions.another());
-      return judge(cell, long, await this.disturbed(cell, long));
+      return judge(cell, question, await this.disturbed(cell, question));
     } finally {
       await undo();
-      this.questions.prepare();
-      await this.#aftermath.settled();
-      await this.#aftermath.worksAgain(short);
-      await this.#aftermath.nothingIsLeft();
     }
+  }
+
+  private async checkAftermath(question: Question): Promise<void> {
+    await this.#aftermath.settled();
+    await this.#aftermath.worksAgain(question);
+    await this.#aftermath.nothingIsLeft();
   }
 
   /** Null when the decoder itself was killed. */

@@ -1,6 +1,6 @@
 import { connect, createServer, type AddressInfo, type Socket } from 'node:net';
 import { afterEach, describe, expect, it } from 'vitest';
-import { FaultProxy, Random, type ConnectionFaults, type Faults } from '../src/index.js';
+import { FaultProxy, Random, type ConnectionFaults, type Direction, type Faults } from '../src/index.js';
 import { FaultyStream } from '../src/faults.js';
 
 const cleanups: (() => unknown)[] = [];
@@ -216,5 +216,67 @@ describe('the fault proxy', () => {
     const late = await download(BYTES, { toClient: { delayMs: 200 } });
     expect(late.data.equals(BYTES)).toBe(true);
     expect(late.milliseconds).toBeGreaterThan(150);
+  });
+});
+
+describe('a connection that is held at a byte', () => {
+  /** A client of a server that sends BYTES, where the proxy holds the answer at that byte. */
+  async function held(at: number) {
+    const target = await listen((socket) => socket.on('error', () => undefined).end(BYTES));
+    let direction: Direction | null = null;
+    let reached: Promise<void> = Promise.resolve();
+    const proxy = await FaultProxy.listen({
+      target,
+      faults: (_index, connection) => {
+        direction = connection.toClient;
+        reached = connection.toClient.holdAt(at);
+        return {};
+      },
+    });
+    cleanups.push(() => proxy.close());
+    const socket = connect(proxy.address);
+    const received: Buffer[] = [];
+    socket.on('error', () => undefined);
+    socket.on('data', (chunk) => received.push(chunk));
+    const closed = new Promise<void>((resolve) => socket.once('close', () => resolve()));
+    await expect.poll(() => direction !== null).toBe(true);
+    await reached;
+    const data = (): Buffer => Buffer.concat(received);
+    await expect.poll(() => data().length).toBe(at);
+    return { direction: direction as unknown as Direction, data, closed };
+  }
+
+  it('has passed every byte before it, keeps what comes after it, and goes on when it is let go', async () => {
+    const { direction, data, closed } = await held(123_456);
+    await expect.poll(() => direction.waiting).toBe(BYTES.length - 123_456);
+    expect(data().length).toBe(123_456);
+    direction.release();
+    await closed;
+    expect(data().equals(BYTES)).toBe(true);
+  });
+
+  it('can be let pass some more bytes, and be held again', async () => {
+    const { direction, data, closed } = await held(1_000);
+    await direction.holdAt(2_000);
+    await expect.poll(() => data().length).toBe(2_000);
+    direction.release();
+    await closed;
+    expect(data().equals(BYTES)).toBe(true);
+  });
+
+  it('breaks exactly there', async () => {
+    const { direction, data, closed } = await held(123_456);
+    direction.release({ cutAtByte: direction.passed });
+    await closed;
+    expect(data().equals(BYTES.subarray(0, 123_456))).toBe(true);
+  });
+
+  it('has the faults that it is let go with from there on', async () => {
+    const { direction, data, closed } = await held(5_000);
+    direction.release({ corruptByte: 5_010 });
+    await closed;
+    const expected = Buffer.from(BYTES);
+    expected[5_010] = (BYTES[5_010] ?? 0) ^ 1;
+    expect(data().equals(expected)).toBe(true);
   });
 });
