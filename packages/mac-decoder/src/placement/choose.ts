@@ -34,9 +34,12 @@ export function choosePlacement(
 ): Placement {
   const { mode, promptTokens, heldTokens } = request;
   if (mode === 'local') return atHome('Local prefill was asked for.');
-  if (promptTokens - heldTokens < MIN_PROMPT_TOKENS) {
+  if (promptTokens < MIN_PROMPT_TOKENS) {
     const message = `A prompt needs at least ${MIN_PROMPT_TOKENS} tokens to be handed off.`;
     return mode === 'auto' ? atHome(message) : atHome(message, new MuserError('INVALID_REQUEST', message));
+  }
+  if (promptTokens - heldTokens < MIN_PROMPT_TOKENS) {
+    return atHome('All of the prompt but its last token is here already.');
   }
   const available = directory.available(promptTokens);
   if (available.length === 0) {

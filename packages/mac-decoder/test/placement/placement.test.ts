@@ -17,11 +17,17 @@ const geometry: Geometry = {
   vocabularySize: 202_048,
 };
 
-function place(mode: 'local' | 'remote' | 'auto', rates: MeasuredRates, directory: ProducerDirectory, tokens = 8_000) {
+function place(
+  mode: 'local' | 'remote' | 'auto',
+  rates: MeasuredRates,
+  directory: ProducerDirectory,
+  tokens = 8_000,
+  heldTokens = 0,
+) {
   return choosePlacement(directory, rates, {
     mode,
     promptTokens: tokens,
-    heldTokens: 0,
+    heldTokens,
     geometry,
     chunkTokens: 2_048,
     patienceMs: 1e9,
@@ -98,6 +104,16 @@ test('local asks nobody', () => {
 test('a prompt of one token stays here', () => {
   const { rates, directory } = setUp({ local: 1, remote: 5_000 });
   expect(place('remote', rates, directory, 1)).toMatchObject({ producer: null, fallback: { code: 'INVALID_REQUEST' } });
+});
+
+test('a prompt that is held already needs nobody, which is no failure', () => {
+  const { rates, directory } = setUp({ local: 1, remote: 5_000 });
+  expect(place('remote', rates, directory, 8_000, 7_998).producer?.entry.name).toBe(producerEntry().name);
+  expect(place('remote', rates, directory, 8_000, 7_999)).toMatchObject({
+    producer: null,
+    fallback: null,
+    reason: 'All of the prompt but its last token is here already.',
+  });
 });
 
 test('the prediction grows with tokens, queue and a slower link', () => {
