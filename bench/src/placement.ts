@@ -17,7 +17,7 @@ import { inRepository, MUSE_NANO } from './machine.js';
 import { listenAsProducer, StoredPrompt, type Schedule } from './replay-producer.js';
 import { figure, median } from './statistics.js';
 
-const PROMPT_TOKENS = 3_000;
+const PROMPT_TOKENS = 2_000;
 const CHUNK_TOKENS = 128;
 /** Each is A B B A: local alone, auto, auto, local alone. */
 const ROUNDS = 2;
@@ -70,7 +70,6 @@ async function measure(scene: Scene): Promise<object> {
   await scene.ask('local');
   const results: Record<string, object> = {};
   for (const [name, scheduleOf] of Object.entries(SCENARIOS)) {
-    process.stderr.write(`bench: placement ${name}\n`);
     const locals: number[] = [];
     const autos: { asked: Asked; localMs: number }[] = [];
     for (let round = 0; round < ROUNDS; round++) {
@@ -80,7 +79,7 @@ async function measure(scene: Scene): Promise<object> {
       locals.push(before, after);
       autos.push(...pair.map((asked, index) => ({ asked, localMs: index === 0 ? before : after })));
     }
-    results[name] = {
+    const result = {
       localMs: figure(median(locals)),
       autoMs: figure(median(autos.map(({ asked }) => asked.ttftMs))),
       autoByLocal: figure(median(autos.map(({ asked, localMs }) => asked.ttftMs / localMs))),
@@ -88,6 +87,8 @@ async function measure(scene: Scene): Promise<object> {
       localSpread: figure(Math.max(...locals) / Math.min(...locals)),
       ends: autos.map(({ asked }) => asked.attempts.map(({ to, code }) => `${code ?? 'whole'} at ${to}`).join(', ')),
     };
+    process.stderr.write(`bench: placement ${name} ${JSON.stringify(result)}\n`);
+    results[name] = result;
   }
   return {
     promptTokens: scene.promptTokens,

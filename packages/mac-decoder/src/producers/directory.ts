@@ -72,7 +72,10 @@ export class ProducerDirectory {
     const { circuit } = producer;
     const unusable = this.unusable(producer, promptTokens);
     if (unusable !== null || circuit.admits) return unusable;
-    return `failed a moment ago and is tried again in ${circuit.pauseLeftMs} ms`;
+    const { pauseLeftMs } = circuit;
+    return pauseLeftMs > 0
+      ? `failed a moment ago and is tried again in ${pauseLeftMs} ms`
+      : 'failed a moment ago and is being tried again by another request';
   }
 
   private unusable({ entry, ticketEndsAt }: Producer, promptTokens: number): string | null {

@@ -118,19 +118,42 @@ describe('without a producer', () => {
   });
 
   // fault: failed-for-ever
-  test('one that just failed is left alone for a while', async () => {
-    await rig.offer({}, { beforeBegin: () => Promise.reject(new EndStream()) });
-    const { prompt } = rig.document(5, 300);
-    const calls = rig.producer.calls();
-    const first = await ask(rig.url, prompt, { prefill: 'remote' });
-    const second = await ask(rig.url, prompt, { prefill: 'remote' });
-    expect(first.muser.fallback?.code).toBe('TRANSFER_TRUNCATED');
-    expect(second.muser.fallback).toMatchObject({
-      code: 'NO_PRODUCER',
-      message: expect.stringContaining('failed a moment ago'),
-    });
-    expect(rig.producer.calls()).toBe(calls + 1);
+});
+
+// promise: After a pause one request finds out whether a producer that failed works again; the others do not wait for it.
+test('of many requests one tries a producer that failed', async () => {
+  await rig.offer({}, { beforeBegin: () => Promise.reject(new EndStream()) });
+  const { prompt } = rig.document(11, 200);
+  const question = (): ReturnType<typeof ask> => ask(rig.url, prompt, { prefill: 'remote' }, { max_tokens: 1 });
+  expect((await question()).muser.fallback?.code).toBe('TRANSFER_TRUNCATED');
+
+  let letProbeGoOn = (): void => undefined;
+  let probe: ReturnType<typeof ask> | null = null;
+  const probing = new Promise<null>((resolve) => {
+    const beforeBegin = async (): Promise<void> => {
+      resolve(null);
+      await new Promise<void>((goOn) => (letProbeGoOn = goOn));
+    };
+    rig.producer.misbehave({ beforeBegin });
   });
+  // Until the pause is over every request is prefilled here.
+  for (let answered: object | null = {}; answered !== null;) {
+    probe = question();
+    answered = await Promise.race([probe, probing]);
+  }
+  const calls = rig.producer.calls();
+  const others = await Promise.all([question(), question(), question()]);
+  for (const { muser } of others) {
+    expect(muser.fallback).toMatchObject({
+      code: 'NO_PRODUCER',
+      message: expect.stringContaining('being tried again by another request') as string,
+    });
+  }
+  expect(rig.producer.calls()).toBe(calls);
+  rig.producer.misbehave({});
+  letProbeGoOn();
+  expect((await probe)?.muser.prefill).toBe('remote');
+  expect((await question()).muser.prefill).toBe('remote');
 });
 
 test('a coordinator that is gone is not needed, and is found again', async () => {
