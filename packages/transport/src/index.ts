@@ -2,7 +2,7 @@ export { ByteBudget } from './budget.js';
 export { PeerClient, type ConnectOptions, type PrefillOptions, type WatchOptions } from './client/peer-client.js';
 export { hashInline, hashOnPool, hashPayload, type PayloadHash } from './hashing.js';
 export { identityCommands } from './identity/commands.js';
-export { createIdentity, installIdentity, loadIdentity } from './identity/identity.js';
+export { createIdentity, identityKeyPlace, installIdentity, loadIdentity } from './identity/identity.js';
 export { LiveIdentity } from './identity/live-identity.js';
 export { peerOf } from './identity/peer.js';
 export { fromCertificateRequest } from './identity/request.js';

@@ -43,8 +43,7 @@ describe('creating an identity', () => {
   it('keeps no private key in the request', async () => {
     const dir = await folder();
     const request = JSON.stringify(await createIdentity(dir, 'producer'));
-    const keys = JSON.parse(await readFile(join(dir, 'keys.json'), 'utf8')) as Record<string, string>;
-    expect(request).not.toContain(keys['signingSeed']);
+    expect(request).not.toContain((await readFile(join(dir, 'identity.key'), 'utf8')).trim());
     expect(request).not.toContain('PRIVATE KEY');
   });
 
@@ -53,7 +52,7 @@ describe('creating an identity', () => {
     const requests = await Promise.all([1, 2, 3, 4].map(() => createIdentity(dir, 'decoder')));
     requests.push(await createIdentity(dir, 'decoder'));
     expect(new Set(requests.map((request) => request.signingPublicKey)).size).toBe(1);
-    expect(await readdir(dir)).toEqual(['keys.json']);
+    expect((await readdir(dir)).sort()).toEqual(['identity.key', 'keys.json']);
   });
 
   it('refuses to become another role', async () => {
@@ -136,7 +135,7 @@ describe('installing and loading an identity', () => {
       { ...good, coordinatorPublicKey: 'AAAA' },
     ];
     for (const bundle of bad) await expectCode(installIdentity(dir, bundle), 'CERTIFICATE_INVALID');
-    expect(await readdir(dir)).toEqual(['keys.json']);
+    expect((await readdir(dir)).sort()).toEqual(['identity.key', 'keys.json']);
     await installIdentity(dir, good);
   });
 

@@ -2,7 +2,7 @@ import { X509Certificate } from 'node:crypto';
 import { stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { MuserError } from '@muser/protocol';
-import { loadIdentity, peerOf } from '@muser/transport';
+import { identityKeyPlace, loadIdentity, peerOf } from '@muser/transport';
 import { isMissing } from '../files.js';
 import { type StateLayout } from '../state.js';
 import { failed, ok, warning, type Check } from './check.js';
@@ -57,7 +57,8 @@ async function checkCertificate(name: string, dir: string): Promise<Check> {
     const identity = await loadIdentity(dir);
     const { notAfter } = peerOf(new X509Certificate(identity.tlsCertificatePem));
     const days = Math.floor((notAfter.getTime() - Date.now()) / DAY_MS);
-    const detail = `${identity.nodeId}, valid until ${notAfter.toISOString().slice(0, 10)} (${days} days)`;
+    const until = `valid until ${notAfter.toISOString().slice(0, 10)} (${days} days)`;
+    const detail = `${identity.nodeId}, ${until}, identity key in ${await identityKeyPlace(dir)}`;
     return days > RENEW_WITHIN_DAYS ? ok(name, detail) : warning(name, detail, advice);
   } catch (error) {
     if (!(error instanceof MuserError)) throw error;

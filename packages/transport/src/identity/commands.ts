@@ -17,6 +17,15 @@ export function identityCommands(role: Role): readonly Command[] {
       },
     },
     {
+      // Not run on a Mac yet; the muser that is on one asks for it when its user does.
+      words: ['identity', 'create-in-keychain'],
+      flags: ['dir'],
+      run: async ({ dir = '' }) => {
+        printReady({ ...(await createIdentity(dir, role, 'keychain')) });
+        return EXIT.ok;
+      },
+    },
+    {
       words: ['identity', 'install'],
       flags: ['dir'],
       run: async ({ dir = '' }) => {

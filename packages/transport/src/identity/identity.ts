@@ -1,18 +1,22 @@
 import { createPrivateKey, X509Certificate } from 'node:crypto';
 import { join } from 'node:path';
-import { generateSigningKey, MuserError, nodeIdOf, signingKeyFromSeed, type SigningKey } from '@muser/protocol';
 import {
-  createFileOnce,
-  ensurePrivateFolder,
-  readPrivateFile,
-  ServiceError,
-  writeFileAtomic,
-} from '@muser/service-kit';
+  generateSigningKey,
+  MuserError,
+  nodeIdOf,
+  SEED_BYTES,
+  signingKeyFromSeed,
+  type SigningKey,
+} from '@muser/protocol';
+import { createFileOnce, ensurePrivateFolder, readPrivateFile, writeFileAtomic } from '@muser/service-kit';
+import { asOurs } from './as-ours.js';
+import { keyStoreOf } from './key-stores/choose.js';
+import { KEY_STORE_KINDS, parseSeed, type KeyStoreKind } from './key-stores/key-store.js';
 import { peerOf } from './peer.js';
 import { generateTlsKeyPem, makeRequest, toPem } from './request.js';
 import { isRole, type Identity, type IdentityBundle, type IdentityRequest, type Role } from './types.js';
 
-/** Both private keys, in one file so that a node never has one without the other. */
+/** The first TLS key, and where the identity key is. */
 const KEYS_FILE = 'keys.json';
 /**
  * What the coordinator gave, in one file so that certificate and CA always fit each other. A certificate that was renewed
@@ -20,11 +24,12 @@ const KEYS_FILE = 'keys.json';
  */
 const BUNDLE_FILE = 'bundle.json';
 
-interface Keys {
+interface KeysFile {
   role: Role;
   tlsKeyPem: string;
-  /** Base64 of 32 bytes. */
-  signingSeed: string;
+  keyStore: KeyStoreKind;
+  /** Base64 of 32 bytes, in folders that were made before there was a choice of stores; then it counts. */
+  signingSeed?: string;
 }
 
 /** What a certificate is for and what signs with it. */
@@ -42,27 +47,39 @@ interface StoredBundle extends IdentityBundle {
  * Makes the node's keys in `dir` (folder 0700, files 0600), or reuses those that are there, and returns the request that the
  * coordinator needs. Asking twice gives the same node.
  *
+ * @param keyStore where a new identity key is kept; left out: the systemd credential of this service, else a file
  * @throws MuserError CONFIG_INVALID when the folder holds another role's keys, or others can read them; UNAVAILABLE when it
  *   cannot be made
  */
-export async function createIdentity(dir: string, role: Role): Promise<IdentityRequest> {
+export async function createIdentity(dir: string, role: Role, keyStore?: KeyStoreKind): Promise<IdentityRequest> {
   await asOurs(ensurePrivateFolder(dir));
-  let keys = await readKeys(dir);
-  if (keys === null) {
-    const { seed } = generateSigningKey();
-    const made: Keys = {
-      role,
-      tlsKeyPem: await generateTlsKeyPem(),
-      signingSeed: Buffer.from(seed).toString('base64'),
-    };
-    await createFileOnce(join(dir, KEYS_FILE), `${JSON.stringify(made)}\n`);
+  let file = await readKeysFile(dir);
+  if (file === null) {
+    const made = { role, tlsKeyPem: await generateTlsKeyPem(), keyStore: await newKeyStore(dir, keyStore) };
+    await createFileOnce(join(dir, KEYS_FILE), `${JSON.stringify(made satisfies KeysFile)}\n`);
     // Another process may have been first: its keys count.
-    keys = (await readKeys(dir)) ?? made;
+    file = (await readKeysFile(dir)) ?? made;
   }
-  if (keys.role !== role) {
-    throw new MuserError('CONFIG_INVALID', `${dir} holds the keys of a ${keys.role}; use another folder for a ${role}`);
+  if (file.role !== role) {
+    throw new MuserError('CONFIG_INVALID', `${dir} holds the keys of a ${file.role}; use another folder for a ${role}`);
   }
-  return makeRequest(role, keys.tlsKeyPem, signingKeyFromSeed(Buffer.from(keys.signingSeed, 'base64')));
+  const { tlsKeyPem, signingKey } = await nodeKeys(dir, file);
+  return makeRequest(role, tlsKeyPem, signingKey);
+}
+
+/** Makes the identity key in a store, unless it has one. @returns which store that is */
+async function newKeyStore(dir: string, wanted: KeyStoreKind | undefined): Promise<KeyStoreKind> {
+  const hasCredential = (await keyStoreOf('credential', dir, process.env).read()) !== null;
+  const kind = wanted ?? (hasCredential ? 'credential' : 'file');
+  const store = keyStoreOf(kind, dir, process.env);
+  if ((await store.read()) === null) await store.create(generateSigningKey().seed);
+  return kind;
+}
+
+/** Where the identity key of the node in `dir` is kept, for people. @throws MuserError NOT_FOUND, CONFIG_INVALID */
+export async function identityKeyPlace(dir: string): Promise<string> {
+  const { keyStore, signingSeed } = await requireKeysFile(dir);
+  return signingSeed === undefined ? keyStoreOf(keyStore, dir, process.env).place : join(dir, KEYS_FILE);
 }
 
 /**
@@ -73,7 +90,7 @@ export async function createIdentity(dir: string, role: Role): Promise<IdentityR
  */
 export async function installIdentity(dir: string, bundle: IdentityBundle): Promise<Identity> {
   const checked = checkBundle(bundle);
-  const identity = assemble(nodeKeys(await requireKeys(dir)), checked, Date.now());
+  const identity = assemble(await nodeKeys(dir, await requireKeysFile(dir)), checked, Date.now());
   await writeFileAtomic(join(dir, BUNDLE_FILE), `${JSON.stringify(checked)}\n`);
   return identity;
 }
@@ -111,7 +128,7 @@ export async function installRenewal(
  *   CERTIFICATE_INVALID (expired, other keys, other CA), CLOCK_SKEW (not valid yet)
  */
 export async function loadIdentity(dir: string): Promise<Identity> {
-  const keys = await requireKeys(dir);
+  const keys = await requireKeysFile(dir);
   const text = await asOurs(readPrivateFile(join(dir, BUNDLE_FILE)));
   if (text === null) {
     throw new MuserError('NOT_FOUND', `the node in ${dir} has keys but no certificate; enroll it at the coordinator`);
@@ -119,11 +136,15 @@ export async function loadIdentity(dir: string): Promise<Identity> {
   const stored = parseObject(dir, BUNDLE_FILE, text);
   const { tlsKeyPem = keys.tlsKeyPem } = stored;
   if (typeof tlsKeyPem !== 'string') throw damaged(dir, BUNDLE_FILE);
-  return assemble({ ...nodeKeys(keys), tlsKeyPem }, checkBundle(stored), Date.now());
+  return assemble({ ...(await nodeKeys(dir, keys)), tlsKeyPem }, checkBundle(stored), Date.now());
 }
 
-function nodeKeys({ role, tlsKeyPem, signingSeed }: Keys): NodeKeys {
-  return { role, tlsKeyPem, signingKey: signingKeyFromSeed(Buffer.from(signingSeed, 'base64')) };
+async function nodeKeys(dir: string, { role, tlsKeyPem, keyStore, signingSeed }: KeysFile): Promise<NodeKeys> {
+  const store = keyStoreOf(keyStore, dir, process.env);
+  const seed = signingSeed === undefined ? await store.read() : parseSeed(signingSeed, join(dir, KEYS_FILE));
+  if (seed !== null) return { role, tlsKeyPem, signingKey: signingKeyFromSeed(seed) };
+  const hint = keyStore === 'credential' ? ': systemd gives it to the service alone, so start that' : '';
+  throw new MuserError('CONFIG_INVALID', `the identity key of ${dir} is not in ${store.place}${hint}`);
 }
 
 function assemble(keys: NodeKeys, bundle: IdentityBundle, nowMs: number): Identity {
@@ -182,19 +203,23 @@ function parseCertificate(what: string, pem: string): X509Certificate {
   }
 }
 
-async function requireKeys(dir: string): Promise<Keys> {
-  const keys = await readKeys(dir);
+async function requireKeysFile(dir: string): Promise<KeysFile> {
+  const keys = await readKeysFile(dir);
   if (keys === null) throw new MuserError('NOT_FOUND', `there are no keys in ${dir}; create the identity first`);
   return keys;
 }
 
-async function readKeys(dir: string): Promise<Keys | null> {
+async function readKeysFile(dir: string): Promise<KeysFile | null> {
   const text = await asOurs(readPrivateFile(join(dir, KEYS_FILE)));
   if (text === null) return null;
-  const { role, tlsKeyPem, signingSeed } = parseObject(dir, KEYS_FILE, text);
-  if (!isRole(role) || typeof tlsKeyPem !== 'string' || typeof signingSeed !== 'string') throw damaged(dir, KEYS_FILE);
-  if (Buffer.from(signingSeed, 'base64').length !== 32) throw damaged(dir, KEYS_FILE);
-  return { role, tlsKeyPem, signingSeed };
+  const { role, tlsKeyPem, keyStore = 'file', signingSeed } = parseObject(dir, KEYS_FILE, text);
+  const kind = KEY_STORE_KINDS.find((known) => known === keyStore);
+  if (!isRole(role) || typeof tlsKeyPem !== 'string' || kind === undefined) throw damaged(dir, KEYS_FILE);
+  if (signingSeed === undefined) return { role, tlsKeyPem, keyStore: kind };
+  if (typeof signingSeed !== 'string' || Buffer.from(signingSeed, 'base64').length !== SEED_BYTES) {
+    throw damaged(dir, KEYS_FILE);
+  }
+  return { role, tlsKeyPem, keyStore: kind, signingSeed };
 }
 
 /** Keeps the known fields only. */
@@ -220,16 +245,6 @@ function parseObject(dir: string, name: string, text: string): Record<string, un
     // Reported below without the parser's message: it quotes the text, and the text has keys in it.
   }
   throw damaged(dir, name);
-}
-
-/** The service kit's errors have codes of the same list. */
-async function asOurs<T>(call: Promise<T>): Promise<T> {
-  try {
-    return await call;
-  } catch (error) {
-    if (error instanceof ServiceError) throw new MuserError(error.code, error.message, { cause: error });
-    throw error;
-  }
 }
 
 function damaged(dir: string, name: string): MuserError {
