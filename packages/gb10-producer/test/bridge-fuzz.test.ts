@@ -5,7 +5,7 @@ import { connect, type Socket } from 'node:net';
 
 import { MuserError } from '@muser/protocol';
 import { createLogger } from '@muser/service-kit';
-import { Random } from '@muser/testing';
+import { mutated, Random } from '@muser/testing';
 import { describe, expect, it } from 'vitest';
 
 import type { FrameConnection } from '../src/bridge/connection.js';
@@ -30,30 +30,17 @@ const CONNECTIONS = 400;
 const TOGETHER = 20;
 const GROWTH_BYTES = 16 << 20;
 
-function damaged(random: Random, frame: Buffer): Buffer {
-  const data = Buffer.from(frame);
-  const below = (limit: number): number => random.integer(0, limit - 1);
-  switch (below(5)) {
-    case 0:
-      for (let change = random.integer(1, 4); change > 0; change -= 1) data[below(data.length)] = below(256);
-      return data;
-    case 1:
-      return data.subarray(0, below(data.length));
-    case 2:
-      return Buffer.concat([Buffer.from(Array.from({ length: random.integer(1, 200) }, () => below(256))), data]);
-    case 3:
-      data.writeUInt32LE(random.pick([0, 7, 8, data.length, 1 << 22, 2 ** 31, 2 ** 32 - 1]));
-      return data;
-    default:
-      return data;
-  }
+/** Three of four frames are damaged. */
+function damaged(random: Random, link: Link): Buffer {
+  const frame = random.pick(FRAMES[link]);
+  return random.next() < 0.25 ? frame : mutated(random, frame, FRAMES[link]);
 }
 
 /** What one stranger or worker writes: mostly after the right hello, always some frames, some of them damaged. */
 function stream(random: Random, link: Link, secret: string): Buffer {
   const more = link === 'control' ? { version: '1' } : { rank: 0, layers: [0, 1], heads: [0, 1] };
   const hello = encodeFrame('hello', { role: link, secret, pid: 1, ...more });
-  const frames = Array.from({ length: random.integer(1, 6) }, () => damaged(random, random.pick(FRAMES[link])));
+  const frames = Array.from({ length: random.integer(1, 6) }, () => damaged(random, link));
   return Buffer.concat(random.next() < 0.8 ? [hello, ...frames] : frames);
 }
 

@@ -1,6 +1,6 @@
 // Whatever bytes an enrolled decoder sends, the producer answers with a code and goes on.
 import { encodePrefillRequest, isErrorCode, MuserError } from '@muser/protocol';
-import { Random } from '@muser/testing';
+import { mutated, Random } from '@muser/testing';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 
 import { PatternBackend, patternRows } from './support/pattern-backend.js';
@@ -21,33 +21,16 @@ beforeAll(async () => {
 
 afterAll(() => bed.close());
 
-/** Random bytes, or a good request with one to four places changed. */
+/** Random bytes, or a good request with a few places changed. */
 function hostileBytes(random: Random): Buffer {
   if (random.next() < 0.2)
     return Buffer.from(Array.from({ length: random.integer(0, 600) }, () => random.integer(0, 255)));
   const heldTokens = random.pick([0, 0, 5]);
   const tokens = promptTokens(random.integer(7, 40), 1000, random.integer(0, 1e6));
-  let bytes = encodePrefillRequest(decoder.request({ tokens, heldTokens, deadlineMs: random.integer(1, 1000) }));
-  for (let change = random.integer(1, 4); change > 0; change -= 1) bytes = changed(bytes, random);
-  return bytes;
-}
-
-function changed(bytes: Buffer, random: Random): Buffer {
-  const at = random.integer(0, Math.max(0, bytes.length - 1));
-  const noise = Buffer.from([random.integer(0, 255)]);
-  switch (random.integer(0, 3)) {
-    case 0: {
-      const copy = Buffer.from(bytes);
-      if (copy.length > 0) copy[at] = (copy[at] ?? 0) ^ (1 << random.integer(0, 7));
-      return copy;
-    }
-    case 1:
-      return bytes.subarray(0, at);
-    case 2:
-      return Buffer.concat([bytes.subarray(0, at), noise, bytes.subarray(at)]);
-    default:
-      return Buffer.concat([bytes, bytes.subarray(at)]);
-  }
+  return mutated(
+    random,
+    encodePrefillRequest(decoder.request({ tokens, heldTokens, deadlineMs: random.integer(1, 1000) })),
+  );
 }
 
 // promise: A producer answers any hostile request with a code, and goes on serving.

@@ -1,30 +1,11 @@
 // How a transfer ends before its time, over real gRPC and mutual TLS; the backend is the pattern, whose steps happen when
 // a test lets them.
 import { FaultProxy } from '@muser/testing';
-import { afterEach, describe, expect, it } from 'vitest';
+import { describe, expect, it } from 'vitest';
 
-import { PatternBackend, patternRows } from './support/pattern-backend.js';
-import { promptTokens } from './support/rows.js';
-import { NOTHING_LEFT, TestBed, type TestPeer, until } from './support/test-bed.js';
-
-const prompt = (length: number, seed = 1): Uint32Array => promptTokens(length, 1000, seed);
-
-let bed: TestBed;
-let backend: PatternBackend;
-let decoder: TestPeer;
-
-async function start(config: Record<string, unknown> = {}, steps = Infinity): Promise<void> {
-  backend = new PatternBackend({ maxConcurrent: (config['maxConcurrent'] as number | undefined) ?? 1 }, steps);
-  bed = await TestBed.start(config, backend);
-  decoder = await bed.peer('decoder');
-}
-
-afterEach(async () => {
-  backend.allow(Infinity);
-  const left = await bed.idle();
-  await bed.close();
-  expect(left).toEqual(NOTHING_LEFT);
-});
+import { patternRows } from './support/pattern-backend.js';
+import { backend, bed, decoder, prompt, start } from './support/pattern-bed.js';
+import { NOTHING_LEFT, until } from './support/test-bed.js';
 
 describe('a transfer that ends early frees everything', () => {
   const phases: [string, () => Promise<void>][] = [

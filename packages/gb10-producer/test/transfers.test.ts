@@ -6,30 +6,11 @@ import {
   signingKeyFromSeed,
   TICKET_LIFETIME_MS,
 } from '@muser/protocol';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it } from 'vitest';
 
 import { PATTERN_GEOMETRY, PatternBackend, patternRows } from './support/pattern-backend.js';
-import { promptTokens } from './support/rows.js';
-import { NOTHING_LEFT, type RequestOptions, TestBed, type TestPeer, until } from './support/test-bed.js';
-
-const prompt = (length: number, seed = 1): Uint32Array => promptTokens(length, 1000, seed);
-
-let bed: TestBed;
-let backend: PatternBackend;
-let decoder: TestPeer;
-
-async function start(config: Record<string, unknown> = {}, steps = Infinity): Promise<void> {
-  backend = new PatternBackend({ maxConcurrent: (config['maxConcurrent'] as number | undefined) ?? 1 }, steps);
-  bed = await TestBed.start(config, backend);
-  decoder = await bed.peer('decoder');
-}
-
-afterEach(async () => {
-  backend.allow(Infinity);
-  const left = await bed.idle();
-  await bed.close();
-  expect(left).toEqual(NOTHING_LEFT);
-});
+import { backend, bed, decoder, prompt, start, startOn } from './support/pattern-bed.js';
+import { NOTHING_LEFT, type RequestOptions, until } from './support/test-bed.js';
 
 describe('a transfer', () => {
   beforeEach(() => start({ maxConcurrent: 2 }));
@@ -219,9 +200,8 @@ describe('memory', () => {
 
   // fault: writes-without-drain
   it('is bounded by bytes for a reader that stops, and the others go on', async () => {
-    backend = new PatternBackend({ maxConcurrent: 2, maxPromptTokens: LENGTH }, Infinity, LARGE);
-    bed = await TestBed.start({ budgets: { stagingBytesPerTransfer: STAGING, stagingBytes: 2 * STAGING } }, backend);
-    decoder = await bed.peer('decoder');
+    const pattern = new PatternBackend({ maxConcurrent: 2, maxPromptTokens: LENGTH }, Infinity, LARGE);
+    await startOn(pattern, { budgets: { stagingBytesPerTransfer: STAGING, stagingBytes: 2 * STAGING } });
     const slow = await bed.peer('decoder');
     const stream = slow.client.prefill(encodePrefillRequest(slow.request({ tokens: prompt(LENGTH) })));
     const reader = stream[Symbol.asyncIterator]();

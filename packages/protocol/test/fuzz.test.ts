@@ -1,3 +1,4 @@
+import { mutated, Random } from '@muser/testing';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import {
@@ -23,57 +24,10 @@ import { fingerprint, messagesOf, newReceiver, nonce, standardCase } from './sup
 
 const RUNS = 10_000;
 
-/** What a hostile network or a broken peer makes of a message. */
-type Mutation =
-  | { kind: 'flip'; at: number; bit: number }
-  | { kind: 'set'; at: number; value: number }
-  | { kind: 'cut'; at: number }
-  | { kind: 'insert'; at: number; bytes: Uint8Array }
-  | { kind: 'remove'; at: number; count: number }
-  | { kind: 'repeat'; at: number; count: number };
-const at = fc.nat();
-const mutations: fc.Arbitrary<Mutation[]> = fc.array(
-  fc.oneof(
-    fc.record({ kind: fc.constant('flip' as const), at, bit: fc.nat(7) }),
-    fc.record({ kind: fc.constant('set' as const), at, value: fc.constantFrom(0, 0x7f, 0x80, 0xff) }),
-    fc.record({ kind: fc.constant('cut' as const), at }),
-    fc.record({ kind: fc.constant('insert' as const), at, bytes: fc.uint8Array({ minLength: 1, maxLength: 12 }) }),
-    fc.record({ kind: fc.constant('remove' as const), at, count: fc.integer({ min: 1, max: 40 }) }),
-    fc.record({ kind: fc.constant('repeat' as const), at, count: fc.integer({ min: 1, max: 40 }) }),
-  ),
-  { minLength: 1, maxLength: 3 },
-);
-
-function mutate(message: Buffer, list: readonly Mutation[]): Buffer {
-  let result = Buffer.from(message);
-  for (const mutation of list) {
-    // Most mutations hit the first bytes, where tags and lengths are; the rest hit anywhere.
-    const size = mutation.at % 3 === 0 ? result.length : Math.min(result.length, 160);
-    const position = size === 0 ? 0 : Math.floor(mutation.at / 3) % size;
-    const [head, tail] = [result.subarray(0, position), result.subarray(position)];
-    switch (mutation.kind) {
-      case 'flip':
-        if (tail.length > 0) result[position] = (result[position] ?? 0) ^ (1 << mutation.bit);
-        break;
-      case 'set':
-        if (tail.length > 0) result[position] = mutation.value;
-        break;
-      case 'cut':
-        result = Buffer.from(head);
-        break;
-      case 'insert':
-        result = Buffer.concat([head, mutation.bytes, tail]);
-        break;
-      case 'remove':
-        result = Buffer.concat([head, tail.subarray(mutation.count)]);
-        break;
-      case 'repeat':
-        result = Buffer.concat([head, tail.subarray(0, mutation.count), tail]);
-        break;
-    }
-  }
-  return result;
-}
+/** How a message is changed: the seed of its changes. */
+const changes = fc.nat();
+const changed = (message: Buffer, seed: number, others: readonly Buffer[] = []): Buffer =>
+  mutated(new Random(seed), message, others);
 
 function expectMuserError(thrown: unknown): void {
   expect(thrown).toBeInstanceOf(MuserError);
@@ -114,7 +68,7 @@ const content = (event: TransferEvent): string =>
 describe('the producer’s end', () => {
   it(`answers ${RUNS} mutated and random requests with a MuserError or a valid request`, () => {
     const input = fc.oneof(
-      { weight: 4, arbitrary: mutations.map((list) => mutate(request, list)) },
+      { weight: 4, arbitrary: changes.map((seed) => changed(request, seed)) },
       { weight: 1, arbitrary: fc.uint8Array({ maxLength: 300 }) },
     );
     fc.assert(
@@ -137,11 +91,11 @@ describe('the decoder’s end', () => {
     const pristine = newReceiver(short);
     for (const message of transfer) expected.push(content(await pristine.accept(message)));
     let refused = 0;
-    const runs = fc.record({ index: fc.nat(transfer.length - 1), list: mutations });
+    const runs = fc.record({ index: fc.nat(transfer.length - 1), seed: changes });
     await fc.assert(
-      fc.asyncProperty(runs, async ({ index, list }) => {
+      fc.asyncProperty(runs, async ({ index, seed }) => {
         const original = transfer[index] ?? Buffer.alloc(0);
-        const mutated = mutate(original, list);
+        const mutated = changed(original, seed, transfer);
         const receiver = newReceiver(short);
         // Begin alone opens the transfer for anything; the first shard is right after it.
         if (index > 0) await receiver.accept(begin);
@@ -182,12 +136,12 @@ describe('every message', () => {
       return fc.record({
         schema: fc.constant(schema),
         bytes: (arbitraries[name] as fc.Arbitrary<unknown>).map((value) => schema.encode(value)),
-        list: mutations,
+        seed: changes,
       });
     });
     fc.assert(
-      fc.property(encoded, ({ schema, bytes, list }) => {
-        const mutated = mutate(bytes, list);
+      fc.property(encoded, ({ schema, bytes, seed }) => {
+        const mutated = changed(bytes, seed);
         attempt(() => schema.encode(schema.decode(mutated)));
         for (const decode of [
           decodeCertificateInstalled,

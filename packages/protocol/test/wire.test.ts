@@ -73,6 +73,8 @@ describe('decoding', () => {
     expect(all.decode(hex(`${unknown.join('')} ${known} ${unknown.join('')}`))).toEqual({ ...empty, a: 5, b: 7 });
   });
 
+  it('takes minus zero for zero', () => expect(all.decode(hex('21 0000000000000080')).d).toBe(0));
+
   it('gives byte fields as views, not copies', () => {
     const encoded = hex('2a03 010203');
     const value = all.decode(encoded);

@@ -94,7 +94,8 @@ export function double(number: number): Field<number> {
     isInitial: (value) => value === 0,
     size: () => 8,
     write: (writer, value) => writer.double(value),
-    read: (reader, path) => reader.double(path),
+    // Minus zero becomes zero, which is how it would be encoded again.
+    read: (reader, path) => reader.double(path) + 0,
   });
 }
 
