@@ -73,7 +73,7 @@ export function afterLinkFault(fault: LinkFault, phase: Phase): Expectation {
   }
 }
 
-/** Of a producer, or of what computes for it. */
+/** Of a producer. */
 export function afterProducerFault(fault: ProcessFault, phase: Phase): Expectation {
   if (phase === 'decoding') return UNHARMED;
   switch (fault) {
@@ -82,7 +82,8 @@ export function afterProducerFault(fault: ProcessFault, phase: Phase): Expectati
     case 'SIGSTOP':
       return [alone(phase, 'STALLED')];
     case 'no descriptors':
-      return phase === 'before' ? [alone(phase, 'PEER_UNREACHABLE')] : UNHARMED;
+      // The connection waits to be accepted, or is accepted and closed at once.
+      return phase === 'before' ? [alone(phase, 'STALLED'), alone(phase, 'PEER_UNREACHABLE')] : UNHARMED;
     case 'clock +1 h':
       return phase === 'before' ? [alone(phase, 'TICKET_EXPIRED')] : UNHARMED;
     case 'clock -1 h':
@@ -92,6 +93,11 @@ export function afterProducerFault(fault: ProcessFault, phase: Phase): Expectati
     case 'clock +4 min':
       return UNHARMED;
   }
+}
+
+/** Of what computes for a producer: the producer itself lives, and says so. */
+export function afterWorkerFault(fault: ProcessFault, phase: Phase): Expectation {
+  return fault === 'SIGKILL' ? [alone(phase, 'ENGINE_FAILED')] : afterProducerFault(fault, phase);
 }
 
 export function afterDecoderFault(fault: ProcessFault, phase: Phase): Expectation {

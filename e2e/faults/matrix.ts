@@ -12,7 +12,7 @@ import {
   type ProcessFault,
   type Target,
 } from './cells.js';
-import { afterDecoderFault, afterLinkFault, afterProducerFault, UNHARMED } from './expectations.js';
+import { afterDecoderFault, afterLinkFault, afterProducerFault, afterWorkerFault, UNHARMED } from './expectations.js';
 import type { Backend } from './system.js';
 
 const TRANSFERRING = PHASES.filter((phase) => phase !== 'before');
@@ -39,6 +39,7 @@ function processCells(backend: Backend, target: Target, fault: ProcessFault, pha
   const expectOf = (phase: Phase): Expectation => {
     if (target === 'decoder') return afterDecoderFault(fault, phase);
     if (target === 'coordinator' || target === 'bystander') return UNHARMED;
+    if (target === 'vLLM worker') return afterWorkerFault(fault, phase);
     return afterProducerFault(fault, phase);
   };
   return phases.map((phase) => cell(backend, phase, { kind: 'process', fault, target }, expectOf(phase)));
@@ -87,7 +88,8 @@ function vllmCells(): Cell[] {
     ...of('decoder', 'SIGKILL', 'middle chunk'),
     ...of('vLLM worker', 'brief SIGSTOP', 'begin', 'middle chunk'),
     ...of('vLLM worker', 'SIGSTOP', 'begin'),
-    ...of('vLLM worker', 'SIGKILL', 'before', 'first chunk'),
+    // Its return takes longer than all other cells of a row.
+    ...of('vLLM worker', 'SIGKILL', 'first chunk'),
   ];
 }
 

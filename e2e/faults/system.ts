@@ -1,5 +1,5 @@
 import { execFile, execFileSync } from 'node:child_process';
-import { mkdir, readFile, writeFile } from 'node:fs/promises';
+import { copyFile, mkdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import type { ProxiedConnection } from '@muser/testing';
@@ -153,6 +153,8 @@ export class System {
   async close(): Promise<void> {
     const order: Role[] = ['bystander', 'decoder', 'producer', 'coordinator'];
     for (const role of order) await this.#children.get(role)?.stop();
+    // What a disk in memory holds is gone with it.
+    if (this.hasSmallDisks) for (const role of ROLES) await this.keepLog(role);
     for (const disk of this.#disks) execFileSync('umount', ['--lazy', disk]);
     await Promise.all([this.toProducer.close(), this.toCoordinator.close()]);
   }
@@ -192,6 +194,11 @@ export class System {
     } catch {
       // A container may forbid it even to root.
     }
+  }
+
+  private async keepLog(role: Role): Promise<void> {
+    // A process that never started has none.
+    await copyFile(this.logOf(role), join(this.root, `${role}.log`)).catch(() => undefined);
   }
 
   private clockOf(role: Role): string {
