@@ -22,9 +22,8 @@ export class PaceTimer {
 
   /** The sequence can go on from here now. */
   reached(resumePoint: number): void {
-    if (resumePoint === this.resumePoint || this.leaving.signal.aborted) return;
+    // The moment only moves on, so it is soon enough to see that when the timer fires.
     this.resumePoint = resumePoint;
-    this.arm();
   }
 
   stop(): void {
@@ -32,10 +31,8 @@ export class PaceTimer {
   }
 
   private arm(): void {
-    clearTimeout(this.timer);
     const left = this.pace.leaveAt(this.resumePoint) - this.now();
     if (left <= 0) this.leaving.abort(tooSlow(this.resumePoint));
-    // A timer may fire a little early by another clock: it looks again.
     else this.timer = setTimeout(() => this.arm(), Math.ceil(left));
   }
 }

@@ -168,6 +168,14 @@ describe('a producer that was slow', () => {
     expect(place('auto', rates, directory).producer).not.toBeNull();
   });
 
+  test('is left alone also when its rates are good, as when it was busy with others', () => {
+    const { rates, directory, producer } = known(() => 0);
+    producer.pace.begin();
+    producer.pace.trip();
+    expect(place('auto', rates, directory).producer).toBeNull();
+    expect(place('remote', rates, directory).producer).not.toBeNull();
+  });
+
   test('is tried again when what was learned of it is old, once', () => {
     const time = { ms: 0 };
     const { rates, directory, producer } = known(() => time.ms);

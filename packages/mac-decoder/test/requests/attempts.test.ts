@@ -230,6 +230,7 @@ describe('after the link dropped', () => {
     world.deadlineMs = 1_000;
     await world.run('remote', () => ({ ...drop, ms: 350 }));
     expect(world.calls.map(({ deadlineMs }) => deadlineMs)).toEqual([1_000, 550]);
+    expect(world.pauses).toEqual([100]);
   });
 
   test('while another request finds out whether the link is back, this one waits', async () => {
