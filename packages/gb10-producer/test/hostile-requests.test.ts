@@ -63,4 +63,4 @@ it(`answers ${REQUESTS} random and changed requests with a code each (seed ${SEE
   const tokens = promptTokens(500, 1000, 1);
   const { rows } = await decoder.receive(decoder.request({ tokens }));
   expect(rows.firstDifference(patternRows(tokens))).toBeNull();
-});
+}, 120_000);

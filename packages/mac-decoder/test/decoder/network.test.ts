@@ -116,11 +116,10 @@ describe('without a producer', () => {
     const auto = await ask(rig.url, prompt, { prefill: 'auto' });
     expect(auto.muser).toMatchObject({ prefill: 'local', fallback: null });
   });
-
-  // fault: failed-for-ever
 });
 
 // promise: After a pause one request finds out whether a producer that failed works again; the others do not wait for it.
+// fault: failed-for-ever
 test('of many requests one tries a producer that failed', async () => {
   await rig.offer({}, { beforeBegin: () => Promise.reject(new EndStream()) });
   const { prompt } = rig.document(11, 200);
