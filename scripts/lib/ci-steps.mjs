@@ -7,7 +7,7 @@ import { ROOT } from './run.mjs';
 const SMALL = ['protocol', 'service-kit', 'testing', 'transport'];
 /** Slow tests that sleep most of the time: they wait for a deadline or for a slow link. */
 const WAITS = /slow-link|silence|stuck-worker/;
-const WITHOUT_VLLM = /needles|slow-link|silence|stuck-worker/;
+const WITHOUT_VLLM = /needles|slow-link|silence|stuck-worker|cancel|draining/;
 /** It quantizes a model with a tool that is built beside the C++ tests. */
 const WITH_TOOLS = /quantizations/;
 
