@@ -128,7 +128,8 @@ export class EngineRoom {
     } catch {
       // Where only the way back was closed (rows of a window are gone), it is still good for its own prompt.
       const whole = usable < prefix.tokens.length && sequence.position === prefix.tokens.length;
-      for (const dropped of whole ? this.kept.add(prefix) : [prefix]) this.drop(dropped);
+      if (whole) this.keep(prefix);
+      else this.drop(prefix);
       this.makeRoom();
       return null;
     }
@@ -174,13 +175,17 @@ export class EngineRoom {
   private async takeBack(sequence: Sequence, wanted: WantedRoom, keep: boolean): Promise<void> {
     try {
       const prefix = keep && !this.closed ? await this.prefixOf(sequence, wanted.prompt) : null;
-      if (prefix === null) await sequence.dispose();
-      // Closing may have emptied the store meanwhile.
-      else for (const dropped of this.closed ? [prefix] : this.kept.add(prefix)) this.drop(dropped);
+      // It may have been closed meanwhile.
+      if (prefix === null || this.closed) await sequence.dispose();
+      else this.keep(prefix);
     } finally {
       this.giveUp(wanted);
       this.makeRoom();
     }
+  }
+
+  private keep(prefix: KeptPrefix<Sequence>): void {
+    for (const dropped of this.kept.add(prefix)) this.drop(dropped);
   }
 
   /** The prompt's rows that can be gone on from, in no more cells than they need; null when there are none. */
