@@ -6,7 +6,7 @@ import { runBackend } from './backend-run.js';
 import { outcomeText, type Cell } from './cells.js';
 import { allCells, randomCells } from './matrix.js';
 import { parseOptions, USAGE, UsageError, type Options } from './options.js';
-import { countOf, machine, toJson, toMarkdown, totals, type Result, type Run } from './report.js';
+import { countOf, machine, toJson, toMarkdown, totals, triedAgain, type Result, type Run } from './report.js';
 import type { System } from './system.js';
 
 const EXIT = { failed: 1, usage: 2, interrupted: 130 } as const;
@@ -111,6 +111,8 @@ function summaryOf(run: Run): string {
     .map((verdict) => ({ verdict, count: countOf(run, verdict) }))
     .filter(({ count }) => count > 0)
     .map(({ verdict, count }) => `, ${count} ${verdict}`);
+  const again = triedAgain(run);
+  if (again > 0) further.push(`, ${again} at the second try`);
   const counted = `${run.results.length} cells: ${totals(run)}${further.join('')}`;
   return `${counted}. Seed ${run.seed}, ${run.seconds.toFixed(0)} s on ${cores} cores of ${processor}, ${memoryGiB} GiB.`;
 }

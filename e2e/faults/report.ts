@@ -6,8 +6,10 @@ export interface Result {
   readonly verdict: 'passed' | 'failed' | 'known' | 'not run';
   /** What came, when that was allowed. */
   readonly outcome: Outcome | null;
-  /** Why it failed or was not run. */
+  /** Why it failed or was not run; of one that passed, why it had failed before. */
   readonly reason: string | null;
+  /** On a machine that is too busy, a process can be silent for longer than another one waits: one more try. */
+  readonly tries: number;
   readonly seconds: number;
 }
 
@@ -21,6 +23,9 @@ const GIB = 2 ** 30;
 
 export const countOf = ({ results }: Run, verdict: Result['verdict']): number =>
   results.filter((result) => result.verdict === verdict).length;
+
+export const triedAgain = ({ results }: Run): number =>
+  results.filter(({ verdict, tries }) => verdict === 'passed' && tries > 1).length;
 
 /** The line that ends every run. */
 export const totals = (run: Run): string => `${countOf(run, 'passed')} passed, ${countOf(run, 'failed')} failed`;
@@ -45,12 +50,14 @@ export function toJson(run: Run): object {
     failed: countOf(run, 'failed'),
     known: countOf(run, 'known'),
     notRun: countOf(run, 'not run'),
-    cells: run.results.map(({ cell, verdict, outcome, reason, seconds }) => ({
+    triedAgain: triedAgain(run),
+    cells: run.results.map(({ cell, verdict, outcome, reason, tries, seconds }) => ({
       id: cell.id,
       allowed: cell.expect.map(outcomeText).join(' or '),
       verdict,
       outcome: outcome === null ? null : outcomeText(outcome),
       reason,
+      tries,
       seconds: round(seconds),
     })),
   };

@@ -28,7 +28,7 @@ const DRAIN_MS = 500;
 /** Room for the files of a process; the rest of it can be filled. */
 const DISK_MIB = 16;
 /** The decoder's: how long a cell with a silent peer takes. */
-export const STALL_MS = { llama: 1_500, vllm: 3_000 } as const;
+export const STALL_MS = { llama: 2_500, vllm: 4_000 } as const;
 
 export interface NodeView {
   readonly nodeId: string;

@@ -45,9 +45,10 @@ describe('the fault matrix', () => {
       verdict: 'passed',
       outcome: { way: 'remote', failures: [] },
       reason: null,
+      tries: 1,
       seconds: 1,
     };
-    const failed: Result = { cell: second, verdict: 'failed', outcome: null, reason: 'wrong', seconds: 1 };
+    const failed: Result = { cell: second, verdict: 'failed', outcome: null, reason: 'wrong', tries: 2, seconds: 1 };
     const run = { seed: 1, seconds: 2, results: [passed, failed] };
     expect(toMarkdown(run)).toMatch(/\| remote +\| \*\*FAILED\*\* +\|/);
     expect(totals(run)).toBe('1 passed, 1 failed');
