@@ -33,7 +33,8 @@ async function stop(): Promise<void> {
   await cleanups.run().catch((error: unknown) => say(String(error)));
   process.exit(130);
 }
-process.once('SIGTERM', () => void stop());
+// Not once(): execa ends this process at a signal that nobody listens to any more.
+process.on('SIGTERM', () => void stop());
 // Main is gone, however it ended.
 process.stdin.resume().once('end', () => void stop());
 

@@ -5,8 +5,9 @@ import { messageOf } from '../test/support/needles.js';
 import type { Planned } from './plan.js';
 import type { Stand } from './stand.js';
 
-/** No answer takes so long, with every pause and fallback: it has not settled. */
-const SETTLE_LIMIT_MS = 240_000;
+/** Who hears nothing for so long, no progress either, waits for something that will not come. How long all takes is the machine's affair. */
+const SILENCE_LIMIT_MS = 120_000;
+const LIMIT_MS = 1_800_000;
 /** Longer documents are compared with the local answer only now and then, or when the needle is not in the answer. */
 const ALWAYS_COMPARED_TOKENS = 1_000;
 const COMPARED_EVERY = 4;
@@ -38,18 +39,27 @@ async function askOnce(
   leaveAfter: number | null,
 ): Promise<Judged> {
   const leave = new AbortController();
-  const limit = AbortSignal.timeout(SETTLE_LIMIT_MS);
+  const silent = new AbortController();
+  const timer = setTimeout(() => silent.abort(), SILENCE_LIMIT_MS);
+  const happen = happenings(stand, planned, () => leave.abort(), leaveAfter);
+  let answer: Answer;
   try {
-    const answer = await chat(stand.decoder, messageOf(needle), planned.way, {
-      signal: AbortSignal.any([leave.signal, limit]),
-      onProgress: happenings(stand, planned, () => leave.abort(), leaveAfter),
+    answer = await chat(stand.decoder, messageOf(needle), planned.way, {
+      signal: AbortSignal.any([leave.signal, silent.signal]),
+      onProgress: (progress) => {
+        timer.refresh();
+        happen(progress);
+      },
+      limitMs: LIMIT_MS,
     });
-    return await judge(stand, planned, needle, answer);
   } catch (error) {
     if (leave.signal.aborted) return { end: 'cancelled', answer: null, problem: null };
     const problem = error instanceof Error ? error.message : String(error);
-    return { end: limit.aborted ? 'unsettled' : 'error', answer: null, problem };
+    return { end: silent.signal.aborted ? 'unsettled' : 'error', answer: null, problem };
+  } finally {
+    clearTimeout(timer);
   }
+  return judge(stand, planned, needle, answer);
 }
 
 function happenings(
@@ -76,7 +86,12 @@ async function judge(stand: Stand, planned: Planned, needle: NeedleDocument, ans
   const isCompared =
     !isFound || answer.muser.promptTokens <= ALWAYS_COMPARED_TOKENS || planned.index % COMPARED_EVERY === 0;
   if (!isCompared) return { end: 'found', answer, problem: null };
-  const local = await stand.reference.answer(messageOf(needle));
+  let local: Answer;
+  try {
+    local = await stand.reference.answer(messageOf(needle));
+  } catch (error) {
+    return { end: 'error', answer, problem: `no local answer to compare with: ${(error as Error).message}` };
+  }
   if (answer.text === local.text) return { end: 'same', answer, problem: null };
   // Other borders of chunks round differently, which may turn a word; the fact has to stay.
   if (isFound) return { end: 'found', answer, problem: null };

@@ -28,6 +28,7 @@ export async function sample(pid: number, file: string): Promise<Sample> {
   rmSync(file, { force: true });
   process.kill(pid, 'SIGUSR2');
   await eventually(`process ${pid} says what it holds`, () => existsSync(file) || !isAlive(pid));
+  if (!existsSync(file)) throw new Error(`process ${pid} has ended`);
   const node = JSON.parse(readFileSync(file, 'utf8')) as Probed;
   const tree = [pid, ...processesBelow(pid)];
   const kinds: Record<string, number> = {};

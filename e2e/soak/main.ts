@@ -1,5 +1,6 @@
 import { randomInt } from 'node:crypto';
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { rmSync } from 'node:fs';
+import { mkdtemp, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
@@ -61,11 +62,11 @@ function optionsOf(args: string[]): Options | null {
   return { transfers, seed, backend, json: values.json };
 }
 
-async function run({ transfers, seed, backend }: Options, cleanups: Cleanups): Promise<SoakReport> {
+async function run(
+  { transfers, seed, backend }: Options,
+  { folder, cleanups }: { folder: string; cleanups: Cleanups },
+): Promise<SoakReport> {
   say(`seed ${seed}`);
-  const folder = await mkdtemp(join(tmpdir(), 'muser-soak-'));
-  // A process that was killed may still be writing its last words.
-  cleanups.add(() => rm(folder, { recursive: true, force: true, maxRetries: 5, retryDelay: 200 }));
   const planned = plan(transfers, seed);
   const documents = await needleDocuments(
     planned.map(({ tokens }) => tokens),
@@ -88,18 +89,34 @@ async function main(args: string[]): Promise<number> {
     process.stderr.write(USAGE);
     return 0;
   }
+  const folder = await mkdtemp(join(tmpdir(), 'muser-soak-'));
+  // A process that was killed may still be writing its last words. Not in steps: a set-up that goes on would come between.
+  const removeFolder = (): void => rmSync(folder, { recursive: true, force: true, maxRetries: 5, retryDelay: 200 });
   const cleanups = new Cleanups();
+  let interrupted = false;
   for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
-    process.once(signal, () => void cleanups.run().finally(() => process.exit(130)));
+    // Not once(): execa ends this process at a signal that nobody listens to any more.
+    process.on(signal, () => {
+      interrupted = true;
+      void cleanups.run().finally(() => {
+        removeFolder();
+        process.exit(130);
+      });
+    });
   }
   try {
-    const report = await run(options, cleanups);
+    const report = await run(options, { folder, cleanups });
     const text = page(report);
     if (options.transfers >= LEAST_KEPT_TRANSFERS) await writeFile(inCheckout(LAST_RUN), text);
     process.stdout.write(options.json ? `${JSON.stringify(report, null, 2)}\n` : text);
     return failures(report).length === 0 ? 0 : 1;
+  } catch (error) {
+    // What runs fails when everything is stopped under it.
+    if (interrupted) return 130;
+    throw error;
   } finally {
     await cleanups.run();
+    removeFolder();
   }
 }
 

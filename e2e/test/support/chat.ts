@@ -34,9 +34,13 @@ export async function chat(
   decoder: string,
   message: string,
   prefill: 'local' | 'remote' | 'auto',
-  { signal, onProgress }: { signal?: AbortSignal; onProgress?: (progress: Progress) => void } = {},
+  {
+    signal,
+    onProgress,
+    limitMs = LIMIT_MS,
+  }: { signal?: AbortSignal; onProgress?: (progress: Progress) => void; limitMs?: number } = {},
 ): Promise<Answer> {
-  const limit = AbortSignal.timeout(LIMIT_MS);
+  const limit = AbortSignal.timeout(limitMs);
   const response = await fetch(new URL('/v1/chat/completions', decoder), {
     method: 'POST',
     headers: { 'content-type': 'application/json' },

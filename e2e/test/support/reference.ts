@@ -2,6 +2,8 @@ import { mkdir } from 'node:fs/promises';
 import { chat, type Answer } from './chat.js';
 import { Node, type DecoderReady, type Launch } from './nodes.js';
 
+/** For a machine that has a lot else to do. */
+const LIMIT_MS = 1_800_000;
 /** Nobody waits for it any more when it is stopped. */
 const DRAIN_MS = 100;
 
@@ -26,7 +28,7 @@ export class Reference {
   answer(message: string): Promise<Answer> {
     let answer = this.#answers.get(message);
     if (answer === undefined) {
-      answer = chat(this.#node.ready.http, message, 'local');
+      answer = chat(this.#node.ready.http, message, 'local', { limitMs: LIMIT_MS });
       this.#answers.set(message, answer);
     }
     return answer;
