@@ -18,13 +18,12 @@ import type { Link } from './link.js';
 import { delayProxy } from './measure.js';
 import type { TwoMachines } from './two-machines.js';
 
-/** Exact arithmetic and the same chunks everywhere, so that answers can be compared word by word. */
+/** The same chunks everywhere, so that answers can be compared word by word. */
 export const ENGINE = {
   model: inCheckout('models/muse-nano/muse-nano-q8_0.gguf'),
   threads: 1,
   contextTokens: 20_480,
   chunkTokens: 512,
-  flashAttention: false,
 } as const;
 /** The least that is allowed, two chunks of muse-nano, so that a link that is behind is felt soon. */
 const STAGING_BYTES = 4 << 20;

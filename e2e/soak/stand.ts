@@ -21,7 +21,7 @@ export type Backend = 'llama' | 'vllm';
 
 const MODEL = inCheckout('models/muse-nano/muse-nano-q8_0.gguf');
 const CHECKPOINT = inCheckout('models/muse-nano/hf');
-const ENGINE = { threads: 1, contextTokens: 32_768, chunkTokens: 512, flashAttention: false };
+const ENGINE = { threads: 1, contextTokens: 32_768, chunkTokens: 512 };
 const LONGEST_PROMPT = 10_240;
 /** Of the decoder: how long a silent producer is waited for. A chunk takes less, on a busy machine too. */
 const STALL_TIMEOUT_MS = { llama: 5_000, vllm: 10_000 };
