@@ -18,6 +18,8 @@ const AHEAD_BYTES = 10;
 const FEW_BYTES = 20;
 const MANY_BYTES = 20_000;
 
+const DAMAGES: ReadonlySet<LinkFault> = new Set<LinkFault>(['drop', 'corrupt', 'replay']);
+
 interface Damage {
   /** From where the connection stands. */
   readonly ahead: number;
@@ -47,13 +49,16 @@ export async function happen({ happening, phase }: Cell, point: Point, system: S
     return undo;
   }
   if (happening.link === 'decoder - producer') {
-    return breakLink(happening.fault, point, system.toProducer, damageIn(phase));
+    return breakLink(happening.fault, point, system.toProducer, system.child('decoder').pid, damageIn(phase));
   }
-  const { link, point: aside } = besides(happening.link, system);
-  const undo = await breakLink(happening.fault, aside, link, FEW);
+  const { link, owner, point: aside } = besides(happening.link, system);
+  const undo = await breakLink(happening.fault, aside, link, owner, FEW);
   point.direction.release();
   return async () => {
-    await struck(happening.fault, aside);
+    if (DAMAGES.has(happening.fault)) {
+      // Bytes come every second or so on such a connection; until then nothing has happened to them.
+      await until('the damaged connection is replaced', () => link.connectionOf(owner) !== aside.connection);
+    }
     await undo();
   };
 }
@@ -65,24 +70,24 @@ function letGo({ fault, target }: Happening & { kind: 'process' }, { direction }
 }
 
 /** The connection that one process has to another beside the transfer; what the listener sends is held. */
-function besides(name: Exclude<LinkName, 'decoder - producer'>, system: System): { link: Link; point: Point } {
+function besides(
+  name: Exclude<LinkName, 'decoder - producer'>,
+  system: System,
+): { link: Link; owner: number; point: Point } {
   const isDecoder = name === 'decoder - coordinator';
   const link = isDecoder ? system.toCoordinator : system.toProducer;
-  const connection = link.connectionOf(system.child(isDecoder ? 'decoder' : 'coordinator').pid);
+  const owner = system.child(isDecoder ? 'decoder' : 'coordinator').pid;
+  const connection = link.connectionOf(owner);
   if (connection === null) throw new Error(`there is no connection ${name}`);
-  return { link, point: { connection, direction: connection.toClient } };
+  return { link, owner, point: { connection, direction: connection.toClient } };
 }
 
-/** Bytes of such a connection come every second or so; until then nothing has happened to them. */
-async function struck(fault: LinkFault, { connection, direction }: Point): Promise<void> {
-  if (fault !== 'drop' && fault !== 'corrupt' && fault !== 'replay') return;
-  await until('the damaged connection is given up', () => !connection.isOpen || direction.hasEnded);
-}
-
+/** @param owner the process that dials on this link */
 async function breakLink(
   fault: LinkFault,
   { connection, direction }: Point,
   link: Link,
+  owner: number,
   { ahead, count }: Damage,
 ): Promise<Undo> {
   const at = direction.passed;
@@ -124,7 +129,7 @@ async function breakLink(
       release({ resetAtByte: at });
       return nothing;
     case 'link down':
-      link.goDown();
+      link.goDown(owner);
       return nothing;
   }
 }

@@ -4,9 +4,9 @@ import { until } from './until.js';
 
 /** A proxy that knows which process each connection comes from. */
 export class Link {
-  readonly #connections: { owner: number | null; connection: ProxiedConnection }[] = [];
-  /** Every new connection is ended at once. */
-  #isDown = false;
+  readonly #connections: { owner: number | null; readonly connection: ProxiedConnection }[] = [];
+  /** Whose connections are ended at once. */
+  #down: number | null = null;
   /** Called for a new connection of a process before its first byte passes. */
   #onConnect: { owner: number; call: (connection: ProxiedConnection) => void } | null = null;
 
@@ -31,6 +31,10 @@ export class Link {
 
   /** The newest open connection of a process. */
   connectionOf(owner: number): ProxiedConnection | null {
+    for (const one of this.#connections) {
+      // A process that is starting connects before anybody knows that it will be ready.
+      if (one.owner === null && one.connection.isOpen) one.owner = this.ownerOf(one.connection);
+    }
     const open = this.#connections.filter((one) => one.owner === owner && one.connection.isOpen);
     return open.at(-1)?.connection ?? null;
   }
@@ -40,10 +44,10 @@ export class Link {
     this.#onConnect = { owner, call };
   }
 
-  /** From now on nobody gets through, until calm(). */
-  goDown(): void {
-    this.#isDown = true;
-    for (const { connection } of this.#connections) connection.destroy();
+  /** From now on a process does not get through, until calm(). */
+  goDown(owner: number): void {
+    this.#down = owner;
+    for (const one of this.#connections) if (one.owner === owner) one.connection.destroy();
   }
 
   /** Ends every connection that a process has now, and waits until they are gone. */
@@ -56,7 +60,7 @@ export class Link {
   /** Whatever was held goes on, and what is broken ends. */
   calm(): void {
     this.#onConnect = null;
-    this.#isDown = false;
+    this.#down = null;
     for (const { connection } of this.#connections) {
       for (const direction of [connection.toServer, connection.toClient]) {
         direction.release();
@@ -71,10 +75,14 @@ export class Link {
     return this.proxy.close();
   }
 
+  private ownerOf({ clientPort }: ProxiedConnection): number | null {
+    return this.owners().find((pid) => ownsPort(pid, clientPort)) ?? null;
+  }
+
   private join(connection: ProxiedConnection): void {
-    const owner = this.owners().find((pid) => ownsPort(pid, connection.clientPort)) ?? null;
+    const owner = this.ownerOf(connection);
     this.#connections.push({ owner, connection });
-    if (this.#isDown) return connection.destroy();
+    if (this.#down !== null && this.#down === owner) return connection.destroy();
     if (this.#onConnect === null || this.#onConnect.owner !== owner) return;
     const { call } = this.#onConnect;
     this.#onConnect = null;
