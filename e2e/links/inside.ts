@@ -1,4 +1,5 @@
 // Runs the cells on links, in a folder that is made and removed for it. It is started by main.js on the Mac's side of the cable, where decoder and coordinator live too.
+import { rmSync } from 'node:fs';
 import { join } from 'node:path';
 import type { NeedleDocument } from '@muser/testing';
 import { Cleanups } from '../test/support/cleanups.js';
@@ -31,6 +32,8 @@ async function stop(): Promise<void> {
   if (stopped) return;
   stopped = true;
   await cleanups.run().catch((error: unknown) => say(String(error)));
+  // Main does it too, unless it was killed.
+  rmSync(folder, { recursive: true, force: true, maxRetries: 5, retryDelay: 200 });
   process.exit(130);
 }
 // Not once(): execa ends this process at a signal that nobody listens to any more.
