@@ -25,10 +25,15 @@ export class Aftermath {
   async settled(): Promise<void> {
     const since = Date.now();
     const limitMs = RETURN_LIMIT_MS[this.system.backend];
-    await until('the decoder has no active sequence and sees the coordinator', async () => {
-      const { sequences, coordinator } = await this.system.health('decoder');
-      return sequences.active === 0 && coordinator === 'connected';
-    });
+    await until(
+      'the decoder has no active sequence and sees coordinator and producer',
+      async () => {
+        const { sequences, coordinator, producers } = await this.system.health('decoder');
+        const sees = coordinator === 'connected' && producers.some(({ state }) => state === 'ready');
+        return sequences.active === 0 && sees;
+      },
+      limitMs,
+    );
     let last = '';
     await until(
       'the producer is healthy and has no transfer',

@@ -38,6 +38,7 @@ export type LinkFault = (typeof LINK_FAULTS)[number];
 /** What happens to a process. */
 export const PROCESS_FAULTS = [
   'SIGKILL',
+  'restart',
   'SIGSTOP',
   'brief SIGSTOP',
   'no descriptors',

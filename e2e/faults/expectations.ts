@@ -1,5 +1,13 @@
 import type { ErrorCode } from '@muser/protocol';
-import { PHASES, type Expectation, type LinkFault, type Outcome, type Phase, type ProcessFault } from './cells.js';
+import {
+  PHASES,
+  type Expectation,
+  type LinkFault,
+  type LinkName,
+  type Outcome,
+  type Phase,
+  type ProcessFault,
+} from './cells.js';
 
 export const UNHARMED: Expectation = [{ way: 'remote', failures: [] }];
 
@@ -73,14 +81,22 @@ export function afterLinkFault(fault: LinkFault, phase: Phase): Expectation {
   }
 }
 
+/** What a producer has sent before it is stopped arrives: at the end that is all. */
+function afterStop(phase: Phase): Expectation {
+  if (phase === 'seal' || phase === 'end') return UNHARMED;
+  const stalled = alone(phase, 'STALLED');
+  return phase === 'last chunk' ? [stalled, ...UNHARMED] : [stalled];
+}
+
 /** Of a producer. */
 export function afterProducerFault(fault: ProcessFault, phase: Phase): Expectation {
   if (phase === 'decoding') return UNHARMED;
   switch (fault) {
     case 'SIGKILL':
+    case 'restart':
       return whileDown(phase);
     case 'SIGSTOP':
-      return [alone(phase, 'STALLED')];
+      return afterStop(phase);
     case 'no descriptors':
       // The connection waits to be accepted, or is accepted and closed at once.
       return phase === 'before' ? [alone(phase, 'STALLED'), alone(phase, 'PEER_UNREACHABLE')] : UNHARMED;
@@ -107,12 +123,21 @@ export function afterDecoderFault(fault: ProcessFault, phase: Phase): Expectatio
     case 'no descriptors':
       return phase === 'before' ? [alone(phase, 'PEER_UNREACHABLE')] : UNHARMED;
     case 'clock -1 h':
-      return phase === 'before' ? [alone(phase, 'CERTIFICATE_INVALID')] : UNHARMED;
+      return phase === 'before' ? [alone(phase, 'CLOCK_SKEW')] : UNHARMED;
     case 'SIGSTOP':
     case 'brief SIGSTOP':
+    case 'restart':
     case 'disk full':
     case 'clock +1 h':
     case 'clock +4 min':
       return UNHARMED;
   }
+}
+
+/** Of a connection beside that of the transfer, which does not need it. */
+export function afterAsideFault(fault: LinkFault, link: LinkName): Expectation {
+  // A producer that the coordinator cannot reach again is no longer on its list, and loses what runs on it.
+  if (fault === 'link down' && link === 'coordinator - producer')
+    return [...UNHARMED, alone('middle chunk', 'PEER_UNREACHABLE')];
+  return UNHARMED;
 }

@@ -12,8 +12,18 @@ import {
   type ProcessFault,
   type Target,
 } from './cells.js';
-import { afterDecoderFault, afterLinkFault, afterProducerFault, afterWorkerFault, UNHARMED } from './expectations.js';
+import {
+  afterAsideFault,
+  afterDecoderFault,
+  afterLinkFault,
+  afterProducerFault,
+  afterWorkerFault,
+  UNHARMED,
+} from './expectations.js';
 import type { Backend } from './system.js';
+
+const NEW_LIST =
+  'the first list of a coordinator that has just started lacks the producers that it has not heard yet, and a decoder ends what runs on them';
 
 const TRANSFERRING = PHASES.filter((phase) => phase !== 'before');
 
@@ -30,9 +40,8 @@ function linkCells(backend: Backend, faults: readonly LinkFault[], phases: reado
   );
 }
 
-/** A transfer does not need the coordinator: whatever happens to its connections, nothing happens to the transfer. */
 function asideCells(link: LinkName, faults: readonly LinkFault[], phase: Phase): Cell[] {
-  return faults.map((fault) => cell('llama', phase, { kind: 'link', fault, link }, UNHARMED));
+  return faults.map((fault) => cell('llama', phase, { kind: 'link', fault, link }, afterAsideFault(fault, link)));
 }
 
 function processCells(backend: Backend, target: Target, fault: ProcessFault, phases: readonly Phase[]): Cell[] {
@@ -68,6 +77,7 @@ function llamaCells(): Cell[] {
     ...of('decoder', 'clock -1 h', 'before', 'middle chunk'),
     ...of('decoder', 'clock +4 min', 'before'),
     ...of('coordinator', 'SIGKILL', 'before', 'queued', 'middle chunk', 'decoding'),
+    ...of('coordinator', 'restart', 'middle chunk').map((restarted) => ({ ...restarted, known: NEW_LIST })),
     ...of('coordinator', 'SIGSTOP', 'before', 'middle chunk'),
     ...of('coordinator', 'no descriptors', 'before', 'middle chunk'),
     ...of('coordinator', 'disk full', 'before', 'middle chunk'),

@@ -22,8 +22,8 @@ export function whatIsMissing(fault: ProcessFault, system: System): string | nul
 }
 
 /** What has to be so before the cell begins: a clock can only be changed in a process that was started for it. */
-export async function prepareProcess(fault: ProcessFault, target: Target, system: System): Promise<Undo> {
-  if (!(fault in CLOCKS)) return async () => undefined;
+export async function prepareProcess(fault: ProcessFault, target: Target, system: System): Promise<Undo | null> {
+  if (!(fault in CLOCKS)) return null;
   const role = roleOf(target);
   await system.restart(role, 'clock');
   return () => system.restart(role);
@@ -47,6 +47,14 @@ export async function hitProcess(
   switch (fault) {
     case 'SIGKILL':
       return kill(target, pids, system, letGo);
+    case 'restart':
+      await system.restart(roleOf(target));
+      await until('the decoder sees the coordinator', async () => {
+        const { coordinator } = await system.health('decoder');
+        return coordinator === 'connected';
+      });
+      letGo();
+      return nothing;
     case 'SIGSTOP':
     case 'brief SIGSTOP':
       signalAll('SIGSTOP');

@@ -53,7 +53,13 @@ export class CellRunner {
     const { happening } = cell;
     let undo: Undo = async () => undefined;
     try {
-      if (happening.kind === 'process') undo = await prepareProcess(happening.fault, happening.target, this.system);
+      if (happening.kind === 'process') {
+        const prepared = await prepareProcess(happening.fault, happening.target, this.system);
+        if (prepared !== null) {
+          undo = prepared;
+          await this.#aftermath.settled();
+        }
+      }
       if (this.system.connectionOfDecoder() === null) await this.#aftermath.worksAgain(this.questions.another());
       return judge(cell, question, await this.disturbed(cell, question));
     } finally {
