@@ -18,7 +18,7 @@ const STOP_LIMIT_MS = 20_000;
 const USAGE = `usage: npm run test:links -- [--json] [LINK...]
 
 Hands prompts over links that are as slow and as bad as real ones: producer and decoder run in two network
-namespaces of this machine with a shaped cable between them. Takes about three minutes. Needs root and iproute2.
+namespaces of this machine with a shaped cable between them. Takes three to five minutes. Needs root and iproute2.
 
 links:
 ${LINKS.map((link) => `  ${link.name.padEnd(5)} ${describeLink(link)}`).join('\n')}

@@ -25,7 +25,7 @@ producer is killed now and then and clients leave. Says at the end whether an an
 what each process holds in memory and descriptors. A run with the same seed draws the same transfers and faults; what
 meets what depends on the machine. Linux only.
 
---transfers N    40 take about a minute, ${LEAST_KEPT_TRANSFERS} about ten; from ${LEAST_KEPT_TRANSFERS} on the page is kept in ${LAST_RUN}
+--transfers N    40 take about a minute, ${LEAST_KEPT_TRANSFERS} a quarter of an hour; from ${LEAST_KEPT_TRANSFERS} on the page is kept in ${LAST_RUN}
 --backend vllm   the producer that lives on is vLLM (npm run vllm); the other one stays llama.cpp
 --json           the report as JSON
 
