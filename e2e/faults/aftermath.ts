@@ -9,43 +9,57 @@ import { until } from './until.js';
 /** Some failures take a producer's engine with them, which vLLM needs a while to start again. */
 const RETURN_LIMIT_MS = { llama: 30_000, vllm: 180_000 } as const;
 
+/** Each look at what the operator sees takes up to a second. */
+const CELLS_BETWEEN = 10;
+
 /** What has to be so after every cell, whatever happened in it. */
 export class Aftermath {
   /** Of the log files: bytes that were looked at already. */
   readonly #seen = new Map<string, number>();
   readonly #everSeen = new Set<number>();
   #tries = 0;
+  #cells = 0;
 
   constructor(
     private readonly system: System,
     private readonly ask: (prompt: string) => Promise<Answer>,
   ) {}
 
-  /** Nothing runs any more, on either side. */
+  /** Nothing runs any more on either side, and everybody sees everybody again. */
   async settled(): Promise<void> {
-    const since = Date.now();
     const limitMs = RETURN_LIMIT_MS[this.system.backend];
+    let last = '';
     await until(
       'the decoder has no active sequence and sees coordinator and producer',
       async () => {
         const { sequences, coordinator, producers } = await this.system.health('decoder');
+        last = JSON.stringify({ sequences, coordinator, producers });
         const sees = coordinator === 'connected' && producers.some(({ state }) => state === 'ready');
         return sequences.active === 0 && sees;
       },
       limitMs,
+      () => last,
     );
-    let last = '';
     await until(
-      'the producer is healthy and has no transfer',
+      'the producer has no transfer',
       async () => {
-        const { state, lastSeen, load } = await this.system.producer();
-        last = JSON.stringify({ state, load });
-        const isIdle = load !== null && load.activeTransfers === 0 && load.queueLength === 0;
-        return state === 'healthy' && isIdle && lastSeen !== null && Date.parse(lastSeen) >= since;
+        const { state, activeTransfers, queueLength } = await this.system.producerNow();
+        last = JSON.stringify({ state, activeTransfers, queueLength });
+        return state === 'ready' && activeTransfers === 0 && queueLength === 0;
       },
       limitMs,
       () => last,
     );
+  }
+
+  /** The operator is told the same, within a second: asked now and then. */
+  async settledForOperator(): Promise<void> {
+    this.#cells += 1;
+    if (this.#cells % CELLS_BETWEEN !== 1) return;
+    await until('the operator sees no transfer', async () => {
+      const { state, load } = await this.system.producer();
+      return state === 'healthy' && load?.activeTransfers === 0 && load.queueLength === 0;
+    });
   }
 
   /** The next request is prefilled remotely, as soon as the decoder tries this producer again. */

@@ -70,6 +70,7 @@ export class CellRunner {
   private async checkAftermath(question: Question): Promise<void> {
     await this.#aftermath.settled();
     await this.#aftermath.worksAgain(question);
+    await this.#aftermath.settledForOperator();
     await this.#aftermath.nothingIsLeft();
   }
 

@@ -2,11 +2,13 @@ import { execFile, execFileSync } from 'node:child_process';
 import { copyFile, mkdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import type { NodeStatus } from '@muser/protocol';
 import type { ProxiedConnection } from '@muser/testing';
 import { Child, childEnvironment, entryOf, type ChildSpec, type Program } from './child.js';
 import { findFaketime } from './faketime.js';
 import { Link } from './network.js';
 import { inCheckout } from '../test/support/checkout.js';
+import { ProducerStatus } from './producer-status.js';
 import { until } from './until.js';
 
 export type Backend = 'llama' | 'vllm';
@@ -34,7 +36,6 @@ export interface NodeView {
   readonly nodeId: string;
   readonly role: string;
   readonly state: string;
-  readonly lastSeen: string | null;
   readonly load: { readonly queueLength: number; readonly activeTransfers: number } | null;
 }
 
@@ -50,6 +51,7 @@ export class System {
   readonly #disks: string[] = [];
   /** Of a library that gives a process a clock of its own; null where it is not installed. */
   readonly faketime = findFaketime();
+  readonly #status: ProducerStatus;
   #token = '';
   #producerId = '';
 
@@ -61,7 +63,9 @@ export class System {
     /** From the decoder to the coordinator. */
     readonly toCoordinator: Link,
     private readonly signal: AbortSignal,
-  ) {}
+  ) {
+    this.#status = new ProducerStatus(join(this.folderOf('coordinator'), 'identity'));
+  }
 
   /** @param root an empty folder */
   static async start(backend: Backend, root: string, signal: AbortSignal): Promise<System> {
@@ -108,12 +112,17 @@ export class System {
     return (await (await fetch(new URL('/health', this.url(role)))).json()) as Health;
   }
 
-  /** The producer as the operator sees it. */
+  /** The producer as the operator sees it, which may be a second old. */
   async producer(): Promise<NodeView> {
     const { nodes } = (await this.operator('GET', '/api/nodes')) as { nodes: NodeView[] };
     const node = nodes.find(({ nodeId }) => nodeId === this.#producerId);
     if (node === undefined) throw new Error('the coordinator does not know the producer');
     return node;
+  }
+
+  /** What the producer says of itself now. */
+  producerNow(): Promise<NodeStatus> {
+    return this.#status.of(this.child('producer').ready.address ?? '', this.#producerId);
   }
 
   connectionOfDecoder(): ProxiedConnection | null {
@@ -151,6 +160,7 @@ export class System {
   }
 
   async close(): Promise<void> {
+    this.#status.close();
     const order: Role[] = ['bystander', 'decoder', 'producer', 'coordinator'];
     for (const role of order) await this.#children.get(role)?.stop();
     // What a disk in memory holds is gone with it.
