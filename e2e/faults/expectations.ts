@@ -101,9 +101,9 @@ export function afterProducerFault(fault: ProcessFault, phase: Phase): Expectati
       // The connection waits to be accepted, or is accepted and closed at once.
       return phase === 'before' ? [alone(phase, 'STALLED'), alone(phase, 'PEER_UNREACHABLE')] : UNHARMED;
     case 'clock +1 h':
-      return phase === 'before' ? [alone(phase, 'TICKET_EXPIRED')] : UNHARMED;
+      return whileClocksDiffer(phase, 'TICKET_EXPIRED');
     case 'clock -1 h':
-      return phase === 'before' ? [alone(phase, 'PEER_UNREACHABLE')] : UNHARMED;
+      return whileClocksDiffer(phase, 'PEER_UNREACHABLE');
     case 'brief SIGSTOP':
     case 'disk full':
     case 'clock +4 min':
@@ -111,9 +111,29 @@ export function afterProducerFault(fault: ProcessFault, phase: Phase): Expectati
   }
 }
 
+/**
+ * The coordinator takes a producer off its list when it hears of the other clock, within a second: before that, a new
+ * connection or request is refused, and what runs goes on.
+ */
+function whileClocksDiffer(phase: Phase, refusal: ErrorCode): Expectation {
+  if (phase === 'before') return [alone(phase, refusal), alone(phase, 'NO_PRODUCER')];
+  return [...UNHARMED, alone(phase, 'PEER_UNREACHABLE')];
+}
+
+/** The coordinator's: a transfer does not need it, but for the list of producers. */
+export function afterCoordinatorFault(fault: ProcessFault, phase: Phase): Expectation {
+  return fault === 'clock +1 h' || fault === 'clock -1 h' ? whileClocksDiffer(phase, 'NO_PRODUCER') : UNHARMED;
+}
+
 /** Of what computes for a producer: the producer itself lives, and says so. */
 export function afterWorkerFault(fault: ProcessFault, phase: Phase): Expectation {
-  return fault === 'SIGKILL' ? [alone(phase, 'ENGINE_FAILED')] : afterProducerFault(fault, phase);
+  if (fault !== 'SIGKILL') return afterProducerFault(fault, phase);
+  // What it had computed meanwhile still arrives.
+  const failures: ErrorCode[] = ['ENGINE_FAILED'];
+  return [
+    { way: 'local', failures },
+    { way: 'resumed', failures },
+  ];
 }
 
 export function afterDecoderFault(fault: ProcessFault, phase: Phase): Expectation {

@@ -14,6 +14,7 @@ import {
 } from './cells.js';
 import {
   afterAsideFault,
+  afterCoordinatorFault,
   afterDecoderFault,
   afterLinkFault,
   afterProducerFault,
@@ -47,7 +48,8 @@ function asideCells(link: LinkName, faults: readonly LinkFault[], phase: Phase):
 function processCells(backend: Backend, target: Target, fault: ProcessFault, phases: readonly Phase[]): Cell[] {
   const expectOf = (phase: Phase): Expectation => {
     if (target === 'decoder') return afterDecoderFault(fault, phase);
-    if (target === 'coordinator' || target === 'bystander') return UNHARMED;
+    if (target === 'coordinator') return afterCoordinatorFault(fault, phase);
+    if (target === 'bystander') return UNHARMED;
     if (target === 'vLLM worker') return afterWorkerFault(fault, phase);
     return afterProducerFault(fault, phase);
   };
