@@ -1,8 +1,10 @@
 // A module loader: Node imports the TypeScript of our packages as it is, types left out, with a call of `__reached` at each
 // branch. So what is fuzzed need not be built, and what an input reaches is known by the lines of the source.
 import { existsSync, readFileSync } from 'node:fs';
+import { relative } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import ts from 'typescript';
+import { ROOT } from '../run.mjs';
 
 const OPTIONS = {
   module: ts.ModuleKind.ESNext,
@@ -43,7 +45,8 @@ export async function load(url, context, next) {
   if (!url.startsWith('file:') || !url.endsWith('.ts')) return next(url, context);
   const fileName = fileURLToPath(url);
   // Targets and their helpers are not what is tested.
-  const before = /\/(fuzz|test|testing)\//.test(fileName) ? [] : [coverage(fileName)];
+  const path = relative(ROOT, fileName);
+  const before = /(^|\/)(fuzz|test|testing)\//.test(path) ? [] : [coverage(path)];
   const { outputText } = ts.transpileModule(readFileSync(fileName, 'utf8'), {
     compilerOptions: OPTIONS,
     fileName,
