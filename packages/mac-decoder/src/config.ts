@@ -66,9 +66,10 @@ export const decoderConfigSchema = z.strictObject({
     .default(null)
     .describe('gRPC address of the coordinator; null means that every prefill is local.'),
   prefill: prefillModeSchema.default('auto').describe('Way of requests that name none.'),
-  transferDeadlineMs: milliseconds
-    .default(600_000)
-    .meta({ unit: 'milliseconds', description: 'Longest remote prefill: queue, transfer, and every attempt after one that failed.' }),
+  transferDeadlineMs: milliseconds.default(600_000).meta({
+    unit: 'milliseconds',
+    description: 'Longest remote prefill: queue, transfer, and every attempt after one that failed.',
+  }),
   stallTimeoutMs: milliseconds
     .default(15_000)
     .meta({ unit: 'milliseconds', description: 'Longest silence of a producer during a transfer.' }),

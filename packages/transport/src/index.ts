@@ -8,6 +8,7 @@ export { peerOf } from './identity/peer.js';
 export { fromCertificateRequest } from './identity/request.js';
 export type { Identity, IdentityBundle, IdentityRequest, PeerIdentity, Role } from './identity/types.js';
 export * from './limits.js';
+export { PeerBudgets } from './peer-budgets.js';
 export { addHandoffService, type HandoffHandlers, type PrefillCall } from './server/handoff-service.js';
 export { createServer, PeerListener, type ListenOptions, type TransportLogger } from './server/listener.js';
 export type { Authorize } from './server/stream-call.js';

@@ -1,5 +1,6 @@
 import type { KvStage, Sequence } from '@muser/metal';
 import { fromEngineError, type MuserError } from '@muser/protocol';
+import type { ByteBudget } from '@muser/transport';
 
 /** A complete, verified chunk. */
 export interface ReceivedChunk {
@@ -7,14 +8,16 @@ export interface ReceivedChunk {
   readonly end: number;
   /** Bytes that came over the wire for it. */
   readonly payloadBytes: number;
+  /** What it takes of the budget of staged bytes until it is installed or given up. */
+  readonly stagedBytes: number;
   /** Whether the sequence can be decoded from `end` on once this chunk is installed. */
   readonly resumePoint: boolean;
 }
 
 export interface InstallQueueOptions {
   readonly sequence: Pick<Sequence, 'install'>;
-  /** Most bytes of stages that may exist at once, the one that is being filled included. */
-  readonly limitBytes: number;
+  /** Gets a chunk's bytes back once its stage is gone. */
+  readonly staged: Pick<ByteBudget, 'release'>;
   readonly onInstalled: (chunk: ReceivedChunk) => void;
   /** Called at most once; nothing is installed afterwards. */
   readonly onFailed: (error: MuserError) => void;
@@ -23,7 +26,6 @@ export interface InstallQueueOptions {
 /** Installs chunks one after another, in the order in which they were completed, while more are being received. */
 export class InstallQueue {
   private tail: Promise<void> = Promise.resolve();
-  private waitingBytes = 0;
   private failed: MuserError | null = null;
 
   constructor(private readonly options: InstallQueueOptions) {}
@@ -33,21 +35,13 @@ export class InstallQueue {
     return this.failed;
   }
 
-  /** Waits until a stage of `bytes` fits beside those that wait to be installed. */
-  async room(bytes: number): Promise<void> {
-    // Installs end within one step of the engine each, and the queue empties even when they fail.
-    while (this.waitingBytes > 0 && this.waitingBytes + bytes > this.options.limitBytes) await this.tail;
-  }
-
-  /** Takes over the chunk's stage. */
+  /** Takes over the chunk's stage and its bytes. Installs end within one step of the engine each, also when they fail. */
   push(chunk: ReceivedChunk): void {
-    const bytes = chunk.stage.sizeBytes;
-    this.waitingBytes += bytes;
     this.tail = this.tail
       .then(() => this.install(chunk))
       .finally(() => {
-        this.waitingBytes -= bytes;
         chunk.stage.dispose();
+        this.options.staged.release(chunk.stagedBytes);
       });
   }
 

@@ -7,16 +7,16 @@ import {
   type Progress,
   type TransferEvent,
 } from '@muser/protocol';
+import { ByteBudget } from '@muser/transport';
 import type { SequenceLease } from '../engine/decoder-engine.js';
 import { engineCallSync } from '../errors/engine-errors.js';
 import { TransferFigures } from './figures.js';
 import { InstallQueue, type ReceivedChunk } from './install-queue.js';
 import { openTransfer, type WantedTransfer } from './request.js';
+import { MAX_STAGED_TRANSFER_BYTES } from './staged-bytes.js';
 
 /** Messages that may be hashed while an earlier one is handled; each has a payload of 1 MiB at most. */
 const HASHES_AHEAD = 4;
-/** Most bytes of chunks between wire and cache. A producer whose chunks are larger is refused at Begin. */
-const MAX_STAGED_BYTES = 512 * 1024 * 1024;
 
 /**
  * Where one transfer stands.
@@ -39,6 +39,8 @@ export type FrameSource = (
 
 export interface TransferOptions extends WantedTransfer {
   readonly frames: FrameSource;
+  /** Bytes of chunks between wire and cache, of all transfers of this producer. */
+  readonly staged: ByteBudget;
   readonly stallTimeoutMs: number;
   /** The request's own end. What is verified stays in the sequence: its rows may be kept for the next request. */
   readonly signal: AbortSignal;
@@ -86,16 +88,18 @@ class Transfer {
   private readonly stop = new AbortController();
   private readonly endToken: number;
   private readonly installs: InstallQueue;
+  private readonly staged: ByteBudget;
   private lastResumePoint: number;
-  private filling: { stage: KvStage; payloadBytes: number } | null = null;
+  private filling: { stage: KvStage; payloadBytes: number; stagedBytes: number } | null = null;
   private begin: Begin | null = null;
 
   constructor(private readonly options: TransferOptions) {
     this.endToken = options.tokens.length - 1;
     this.lastResumePoint = options.lease.sequence.position;
+    this.staged = new ByteBudget(MAX_STAGED_TRANSFER_BYTES, options.staged);
     this.installs = new InstallQueue({
       sequence: options.lease.sequence,
-      limitBytes: MAX_STAGED_BYTES,
+      staged: this.staged,
       onInstalled: (chunk) => this.onInstalled(chunk),
       // The stream has to end at once, whatever it is waiting for.
       onFailed: (error) => this.stop.abort(error),
@@ -196,19 +200,11 @@ class Transfer {
 
   private async takeShard(event: Extract<TransferEvent, { type: 'shard' }>): Promise<void> {
     const { header, parts, chunkComplete } = event;
-    const { options } = this;
-    const at = options.now();
+    const at = this.options.now();
     this.figures.addShard(at, header.chunkIndex, header.payloadBytes);
-    options.observer.received(at, this.figures);
+    this.options.observer.received(at, this.figures);
 
-    if (this.filling === null) {
-      await this.installs.room(chunkBytesOf(options.geometry, header.chunkEnd - header.chunkStart));
-      this.stop.signal.throwIfAborted();
-      const stage = engineCallSync(() =>
-        options.lease.sequence.stage(header.chunkStart, header.chunkEnd, header.windowStart),
-      );
-      this.filling = { stage, payloadBytes: 0 };
-    }
+    this.filling ??= await this.openStage(header);
     const { filling } = this;
     const wireType = this.begin?.wireType ?? 'f16';
     filling.payloadBytes += header.payloadBytes;
@@ -219,7 +215,22 @@ class Transfer {
     this.filling = null;
     const { end, resumePoint } = chunkComplete;
     this.figures.lastChunk = { end, at };
-    this.installs.push({ stage: filling.stage, end, resumePoint, payloadBytes: filling.payloadBytes });
+    this.installs.push({ ...filling, end, resumePoint });
+  }
+
+  /** Waits until there is room for the chunk beside those of this and of other transfers. */
+  private async openStage(chunk: { chunkStart: number; chunkEnd: number; windowStart: number }) {
+    const { geometry, lease } = this.options;
+    const { chunkStart, chunkEnd, windowStart } = chunk;
+    const stagedBytes = chunkBytesOf(geometry, chunkEnd - chunkStart);
+    await this.staged.acquire(stagedBytes, this.stop.signal);
+    try {
+      const stage = engineCallSync(() => lease.sequence.stage(chunkStart, chunkEnd, windowStart));
+      return { stage, payloadBytes: 0, stagedBytes };
+    } catch (error) {
+      this.staged.release(stagedBytes);
+      throw error;
+    }
   }
 
   private onInstalled(chunk: ReceivedChunk): void {
@@ -231,10 +242,10 @@ class Transfer {
 
   private requireRoomFor(begin: Begin): void {
     const bytes = chunkBytesOf(this.options.geometry, begin.chunkTokens);
-    if (bytes <= MAX_STAGED_BYTES) return;
+    if (bytes <= this.staged.limitBytes) return;
     throw new MuserError(
       'RESOURCE_EXHAUSTED',
-      `Chunks of ${begin.chunkTokens} tokens need ${bytes} bytes each; at most ${MAX_STAGED_BYTES} are allowed.`,
+      `Chunks of ${begin.chunkTokens} tokens need ${bytes} bytes each; at most ${this.staged.limitBytes} are allowed.`,
     );
   }
 
@@ -271,7 +282,9 @@ class Transfer {
   }
 
   private discardFilling(): void {
-    this.filling?.stage.dispose();
+    if (this.filling === null) return;
+    this.filling.stage.dispose();
+    this.staged.release(this.filling.stagedBytes);
     this.filling = null;
   }
 }

@@ -1,4 +1,5 @@
 import type { Geometry, ModelIdentity } from '@muser/protocol';
+import type { PeerBudgets } from '@muser/transport';
 import type { SequenceLease } from '../engine/decoder-engine.js';
 import { transferPrefill, type TransferObserver, type TransferResult } from '../ingest/transfer.js';
 import type { Pace } from '../placement/pace.js';
@@ -13,6 +14,7 @@ export interface RemotePrefillOptions {
   readonly lease: SequenceLease;
   readonly producer: Producer;
   readonly connections: Pick<ProducerConnections, 'prefill'>;
+  readonly staged: PeerBudgets;
   readonly model: ModelIdentity;
   readonly geometry: Geometry;
   readonly tokens: Uint32Array;
@@ -45,6 +47,7 @@ export async function remotePrefill(options: RemotePrefillOptions): Promise<Tran
     const result = await transferPrefill({
       ...options,
       producer: producer.entry,
+      staged: options.staged.of(producer.entry.nodeId),
       frames: (requestBytes, limits) => connections.prefill(producer.entry, requestBytes, limits),
       now: timeline.now,
       observer: observerOf(options, timer),

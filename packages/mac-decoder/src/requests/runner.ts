@@ -3,6 +3,7 @@ import { MuserError, withoutForeignText } from '@muser/protocol';
 import type { Logger } from '@muser/service-kit';
 import type { DecoderEngine, SequenceLease } from '../engine/decoder-engine.js';
 import { engineCall } from '../errors/engine-errors.js';
+import { stagedBytes } from '../ingest/staged-bytes.js';
 import { choosePlacement } from '../placement/choose.js';
 import { Pace } from '../placement/pace.js';
 import type { MeasuredRates } from '../placement/rates.js';
@@ -31,6 +32,8 @@ export interface RunnerOptions {
 
 /** Takes requests their whole way: room, placement, prefill there or here, decoding, report. */
 export class RequestRunner {
+  private readonly staged = stagedBytes();
+
   constructor(private readonly options: RunnerOptions) {}
 
   /**
@@ -97,20 +100,19 @@ export class RequestRunner {
       rates,
       attempt: (chosen, limits) =>
         remotePrefill({
-          ...{
-            lease,
-            producer: chosen,
-            connections,
-            geometry,
-            tokens,
-            chunkTokens,
-            signal,
-            pace,
-            timeline,
-            meter,
-            rates,
-          },
           ...limits,
+          lease,
+          producer: chosen,
+          connections,
+          staged: this.staged,
+          geometry,
+          tokens,
+          chunkTokens,
+          signal,
+          pace,
+          timeline,
+          meter,
+          rates,
           model: engine.identity,
           stallTimeoutMs: this.options.stallTimeoutMs,
         }),

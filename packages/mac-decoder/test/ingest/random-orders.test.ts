@@ -133,6 +133,7 @@ type Outcome = Awaited<ReturnType<typeof carryOut>>;
 function expectSettled({ result, thrown, lease, right, sent, ends, cancelled }: Outcome, plan: Plan): void {
   expect(ends, 'the call was ended').toBe(1);
   expect(lease.stages.disposed, 'every stage was freed').toBe(lease.stages.made);
+  expect(bench.staged.usedBytes, 'every staged byte was given back').toBe(0);
   // Only whole chunks, in order, and none that was not verified.
   expect(lease.installedEnds).toEqual(right.chunks.slice(0, lease.installedEnds.length).map(({ end }) => end));
   const whole = isRight(sent, right) && plan.failInstall === null;

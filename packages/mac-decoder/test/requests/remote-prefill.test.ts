@@ -1,4 +1,5 @@
 import { MuserError } from '@muser/protocol';
+import { PeerBudgets } from '@muser/transport';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import type { FrameSource } from '../../src/ingest/transfer.js';
 import { MeasuredRates } from '../../src/placement/rates.js';
@@ -35,6 +36,7 @@ async function prefill(shape: TransferShape, o: { failInstall?: number; ending?:
       lease,
       producer: { entry: bench.producer, ticketEndsAt: Infinity, circuit, pace: new Circuit(() => 0) },
       connections: { prefill: (_entry, ...call) => frames(...call) as AsyncGenerator<Buffer, void, undefined> },
+      staged: new PeerBudgets({ processBytes: 1, peerBytes: 1 }),
       deadlineMs: 60_000,
       signal: new AbortController().signal,
       pace: null,

@@ -14,6 +14,7 @@ import {
   type ProducerEntry,
   type SigningKey,
 } from '@muser/protocol';
+import { ByteBudget } from '@muser/transport';
 import { SequenceLease } from '../../src/engine/decoder-engine.js';
 import type { TransferFigures } from '../../src/ingest/figures.js';
 import type { FrameSource, TransferOptions, TransferResult } from '../../src/ingest/transfer.js';
@@ -92,6 +93,9 @@ export class WatchedLease extends SequenceLease {
 
 /** One engine and one producer's key, for any number of transfers one after another. */
 export class IngestBench {
+  /** What one producer's transfers may stage; so little that chunks wait for one another. */
+  readonly staged = new ByteBudget(1);
+
   private constructor(
     readonly model: Model,
     readonly engine: Engine,
@@ -130,7 +134,8 @@ export class IngestBench {
     options: Pick<TransferOptions, 'signal' | 'deadlineMs' | 'observer'>,
   ): Promise<TransferResult> {
     const now = (): number => performance.now();
-    return transferPrefill({ ...this.wanted(shape), lease, producer: this.producer, now, frames, ...options });
+    const { producer, staged } = this;
+    return transferPrefill({ ...this.wanted(shape), lease, producer, staged, now, frames, ...options });
   }
 
   /** The producer that the answers are of, as a coordinator lists it. */

@@ -1,7 +1,7 @@
 import type { Server, ServerWritableStream } from '@grpc/grpc-js';
-import { ByteBudget } from '../budget.js';
 import type { PeerIdentity } from '../identity/types.js';
 import { MAX_PEER_BYTES_IN_FLIGHT, MAX_PROCESS_BYTES_IN_FLIGHT, MAX_TRANSFER_BYTES_IN_FLIGHT } from '../limits.js';
+import { PeerBudgets } from '../peer-budgets.js';
 import { HANDOFF_SERVICE } from '../services.js';
 import { connectionsOf } from './connections.js';
 import { runStreamCall, type Authorize } from './stream-call.js';
@@ -27,7 +27,7 @@ export interface HandoffHandlers {
 /** Adds muser.v1.Handoff to a server. */
 export function addHandoffService(server: Server, { authorize, prefill }: HandoffHandlers): void {
   const connections = connectionsOf(server);
-  const budgets = new PeerBudgets();
+  const budgets = new PeerBudgets({ processBytes: MAX_PROCESS_BYTES_IN_FLIGHT, peerBytes: MAX_PEER_BYTES_IN_FLIGHT });
   server.addService(HANDOFF_SERVICE, {
     Prefill: (call: ServerWritableStream<Buffer, Buffer>) => {
       void runStreamCall(call, {
@@ -47,19 +47,4 @@ export function addHandoffService(server: Server, { authorize, prefill }: Handof
       });
     },
   });
-}
-
-/** One budget for the process, one for each peer that has been seen (as many as are enrolled). */
-class PeerBudgets {
-  readonly #process = new ByteBudget(MAX_PROCESS_BYTES_IN_FLIGHT);
-  readonly #peers = new Map<string, ByteBudget>();
-
-  of(nodeId: string): ByteBudget {
-    let budget = this.#peers.get(nodeId);
-    if (budget === undefined) {
-      budget = new ByteBudget(MAX_PEER_BYTES_IN_FLIGHT, this.#process);
-      this.#peers.set(nodeId, budget);
-    }
-    return budget;
-  }
 }
