@@ -13,10 +13,12 @@ const WITH_TOOLS = /quantizations/;
 
 /** Measured, on two busy cores; only the order depends on it. */
 const SECONDS = {
+  faults: 500,
   'python-vllm': 400,
   'slow-vllm': 330,
   'tests-gb10-producer': 280,
   'tests-e2e': 220,
+  links: 280,
   'tests-mac-decoder': 220,
   'tests-metal': 190,
   native: 190,

@@ -73,6 +73,14 @@ export const decoderConfigSchema = z.strictObject({
   stallTimeoutMs: milliseconds
     .default(15_000)
     .meta({ unit: 'milliseconds', description: 'Longest silence of a producer during a transfer.' }),
+  checkedTransfers: z
+    .number()
+    .min(0)
+    .max(1)
+    .default(0.05)
+    .describe(
+      'Share of remote prefills of which the last 16 tokens are computed here, too, and compared. The first one of every producer always is. 0: none.',
+    ),
   drainMs: milliseconds
     .default(10_000)
     .meta({ unit: 'milliseconds', description: 'How long running requests may go on after SIGTERM.' }),

@@ -23,6 +23,7 @@ import { ProducerConnections } from './producers/connections.js';
 import { ProducerDirectory } from './producers/directory.js';
 import { CertificateRenewal } from './producers/renewal.js';
 import { CoordinatorWatch } from './producers/watch.js';
+import { KvSamples } from './requests/kv-samples.js';
 import { RequestRunner } from './requests/runner.js';
 
 /** How long answers that were written may take to leave when the server closes. */
@@ -79,11 +80,13 @@ async function start(
 
   const { transferDeadlineMs, stallTimeoutMs, prefill, answerTokens, host } = config;
   const connections = remote?.connections ?? null;
+  const samples = new KvSamples({ share: config.checkedTransfers, logger });
   const runner = new RequestRunner({
     engine,
     directory,
     connections,
     rates,
+    samples,
     transferDeadlineMs,
     stallTimeoutMs,
     logger,
@@ -98,6 +101,7 @@ async function start(
     active,
     host,
     directory,
+    samples,
     coordinatorState: () => remote?.watch.state ?? 'absent',
     logger,
   });

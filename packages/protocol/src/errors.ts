@@ -283,6 +283,13 @@ export const ERROR_CODES = Object.freeze({
     'The KV cache that was received holds NaN or infinity.',
     "Check the producer's model and its numeric format.",
   ),
+  KV_MISMATCH: entry(
+    502,
+    'DATA_LOSS',
+    false,
+    'The KV cache that was received is far from what this machine computes for the same tokens.',
+    'Do not use this producer: qualify it again (`muser producer qualify`), check its model and its machine.',
+  ),
   MODEL_LOAD_FAILED: entry(
     500,
     'FAILED_PRECONDITION',

@@ -2,6 +2,7 @@ import { createHttpServer, type HttpServer, type Logger } from '@muser/service-k
 import type { DecoderEngine } from '../engine/decoder-engine.js';
 import { toHttpError } from '../errors/http-errors.js';
 import type { ProducerDirectory } from '../producers/directory.js';
+import type { KvSamples } from '../requests/kv-samples.js';
 import { addChatRoute, type ChatRouteOptions } from './chat-completions.js';
 
 /** Bytes that a prompt's token takes in a request, as JSON, at most on average. */
@@ -15,6 +16,7 @@ const MIN_BODY_BYTES = 8 << 20;
 export interface ApiOptions extends ChatRouteOptions {
   readonly host: string;
   readonly directory: ProducerDirectory;
+  readonly samples: Pick<KvSamples, 'counts'>;
   readonly coordinatorState: () => 'connected' | 'absent';
   readonly logger: Logger;
 }
@@ -51,7 +53,7 @@ function addModelsRoute(app: HttpServer['app'], engine: DecoderEngine): void {
   }));
 }
 
-function addHealthRoute(app: HttpServer['app'], { engine, directory, coordinatorState }: ApiOptions): void {
+function addHealthRoute(app: HttpServer['app'], { engine, directory, samples, coordinatorState }: ApiOptions): void {
   app.get('/health', () => {
     const { active, max, kept } = engine.load();
     return {
@@ -61,6 +63,7 @@ function addHealthRoute(app: HttpServer['app'], { engine, directory, coordinator
       coordinator: coordinatorState(),
       sequences: { active, max },
       kept,
+      checkedTransfers: samples.counts,
     };
   });
 }

@@ -2,6 +2,8 @@ import type { ErrorCode } from '@muser/protocol';
 
 const FIRST_PAUSE_MS = 1_000;
 const LONGEST_PAUSE_MS = 60_000;
+/** After wrong rows: each try that is not found out may give a wrong answer. */
+const DISTRUST_PAUSE_MS = 30 * 60_000;
 
 /**
  * Failures that say nothing about the producer's health: of the request, of the client, or of ordinary load. A producer that
@@ -26,12 +28,14 @@ const HARMLESS: ReadonlySet<ErrorCode> = new Set([
  * | probing | that one, no others                        | its success -> closed; its failure -> open; neither -> open with the pause as it was |
  *
  * A request whose own link dropped may try again before the pause is over (`admitsRetry`), as the one probe. When that fails
- * the pause stays as it is: it is still the same failure.
+ * the pause stays as it is: it is still the same failure. Wrong rows (KV_MISMATCH) open it for half an hour, whatever else
+ * ends meanwhile.
  */
 export class Circuit {
   private state: 'closed' | 'open' | 'probing' = 'closed';
   private pauseMs = FIRST_PAUSE_MS;
   private openUntil = 0;
+  private distrustedUntil = 0;
 
   constructor(private readonly now: () => number) {}
 
@@ -42,7 +46,7 @@ export class Circuit {
 
   /** Whether a request that this producer failed may try it again before the pause is over: nobody else does. */
   get admitsRetry(): boolean {
-    return this.state !== 'probing';
+    return this.state !== 'probing' && !this.isDistrusted;
   }
 
   /** Whether the next request would be a probe. */
@@ -61,12 +65,15 @@ export class Circuit {
   }
 
   succeeded(): void {
+    // What was under way when wrong rows were found proves nothing.
+    if (this.isDistrusted) return;
     this.state = 'closed';
     this.pauseMs = FIRST_PAUSE_MS;
   }
 
   failed(code: ErrorCode): void {
-    if (HARMLESS.has(code)) this.undecided();
+    if (code === 'KV_MISMATCH') this.distrust();
+    else if (HARMLESS.has(code)) this.undecided();
     else this.trip();
   }
 
@@ -80,6 +87,16 @@ export class Circuit {
     this.pauseMs = Math.min(LONGEST_PAUSE_MS, this.pauseMs * 2);
   }
 
+  private get isDistrusted(): boolean {
+    return this.now() < this.distrustedUntil;
+  }
+
+  private distrust(): void {
+    this.state = 'open';
+    this.distrustedUntil = this.now() + DISTRUST_PAUSE_MS;
+    this.openUntil = this.distrustedUntil;
+  }
+
   /** The request ended for a reason that says nothing about the producer: the next one may probe it. */
   undecided(): void {
     if (this.state === 'probing') this.state = 'open';
@@ -87,6 +104,7 @@ export class Circuit {
 
   /** The producer came back by itself (it was away from the coordinator's list): all is forgotten. */
   reset(): void {
+    this.distrustedUntil = 0;
     this.succeeded();
   }
 }

@@ -6,6 +6,7 @@ import type { Pace } from '../placement/pace.js';
 import type { AttemptSample, MeasuredRates } from '../placement/rates.js';
 import type { ProducerConnections } from '../producers/connections.js';
 import type { Producer } from '../producers/directory.js';
+import type { KvSamples } from './kv-samples.js';
 import { PaceTimer } from './pace-timer.js';
 import type { ProgressMeter } from './progress.js';
 import type { Timeline } from './timeline.js';
@@ -29,6 +30,7 @@ export interface RemotePrefillOptions {
   readonly timeline: Timeline;
   readonly meter: ProgressMeter;
   readonly rates: MeasuredRates;
+  readonly samples: KvSamples;
 }
 
 /**
@@ -44,7 +46,7 @@ export async function remotePrefill(options: RemotePrefillOptions): Promise<Tran
   if (pace !== null) producer.pace.begin();
   options.rates.of(producer.entry.nodeId).begin();
   try {
-    const result = await transferPrefill({
+    const transferred = await transferPrefill({
       ...options,
       producer: producer.entry,
       staged: options.staged.of(producer.entry.nodeId),
@@ -53,6 +55,7 @@ export async function remotePrefill(options: RemotePrefillOptions): Promise<Tran
       observer: observerOf(options, timer),
       ...(timer === null ? {} : { leave: timer.signal }),
     });
+    const result = await checked(transferred, options, heldTokens);
     settleCircuits(producer, result, pace !== null);
     options.rates.of(producer.entry.nodeId).learn(sampleOf(options, result, { startedAt, heldTokens }));
     return result;
@@ -64,6 +67,18 @@ export async function remotePrefill(options: RemotePrefillOptions): Promise<Tran
   } finally {
     timer?.stop();
   }
+}
+
+/** A transfer that completed may be a sample; one that is wrong counts as failed, and nothing of its sequence is used. */
+async function checked(
+  result: TransferResult,
+  { lease, producer, geometry, tokens, signal, samples }: RemotePrefillOptions,
+  firstToken: number,
+): Promise<TransferResult> {
+  if (result.failure !== null) return result;
+  const { nodeId } = producer.entry;
+  const failure = await samples.check({ lease, producerId: nodeId, geometry, tokens, firstToken, signal });
+  return failure === null ? result : { ...result, failure, position: lease.sequence.position };
 }
 
 /**

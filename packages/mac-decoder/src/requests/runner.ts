@@ -11,6 +11,7 @@ import type { ProducerConnections } from '../producers/connections.js';
 import type { ProducerDirectory } from '../producers/directory.js';
 import { attemptPrefill } from './attempts.js';
 import type { CompletionRequest, CompletionResult, CompletionSink } from './completion.js';
+import type { KvSamples } from './kv-samples.js';
 import { ProgressMeter } from './progress.js';
 import { remotePrefill } from './remote-prefill.js';
 import { figuresForLog, reportOf, type PrefillOutcome } from './report.js';
@@ -25,6 +26,7 @@ export interface RunnerOptions {
   /** Null without a coordinator: there is nobody to connect to. */
   readonly connections: ProducerConnections | null;
   readonly rates: MeasuredRates;
+  readonly samples: KvSamples;
   readonly transferDeadlineMs: number;
   readonly stallTimeoutMs: number;
   readonly logger: Logger;
@@ -72,7 +74,7 @@ export class RequestRunner {
     meter: ProgressMeter,
     signal: AbortSignal,
   ): Promise<PrefillOutcome> {
-    const { engine, directory, connections, rates } = this.options;
+    const { engine, directory, connections, rates, samples } = this.options;
     const { timeline, tokens, mode } = request;
     const { geometry, chunkTokens } = engine;
     const heldTokens = lease.sequence.position;
@@ -113,6 +115,7 @@ export class RequestRunner {
           timeline,
           meter,
           rates,
+          samples,
           model: engine.identity,
           stallTimeoutMs: this.options.stallTimeoutMs,
         }),

@@ -1,9 +1,11 @@
 import { MuserError } from '@muser/protocol';
+import { createLogger } from '@muser/service-kit';
 import { PeerBudgets } from '@muser/transport';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import type { FrameSource } from '../../src/ingest/transfer.js';
 import { MeasuredRates } from '../../src/placement/rates.js';
 import { Circuit } from '../../src/producers/circuit.js';
+import { KvSamples } from '../../src/requests/kv-samples.js';
 import { ProgressMeter } from '../../src/requests/progress.js';
 import { remotePrefill } from '../../src/requests/remote-prefill.js';
 import { Timeline } from '../../src/requests/timeline.js';
@@ -44,6 +46,7 @@ async function prefill(shape: TransferShape, o: { failInstall?: number; ending?:
       timeline,
       meter: new ProgressMeter(timeline.now, () => undefined),
       rates: new MeasuredRates(),
+      samples: new KvSamples({ share: 0, logger: createLogger('decoder', 'silent') }),
     });
     return { code: failure?.code ?? null, failedHere, admits: circuit.admits };
   } finally {

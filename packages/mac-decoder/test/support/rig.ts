@@ -152,6 +152,7 @@ export class Rig {
     producers: { nodeId: string; state: string }[];
     coordinator: string;
     sequences: { active: number; max: number };
+    checkedTransfers: { right: number; wrong: number; skipped: number };
   }> {
     return (await (await fetch(`${this.url}/health`)).json()) as Awaited<ReturnType<Rig['health']>>;
   }

@@ -21,6 +21,8 @@ export interface Misbehaviour {
   readonly sender?: (options: SenderOptions) => SenderOptions;
   /** Before a chunk is computed; `index` counts the chunks of this call. */
   readonly beforeChunk?: (index: number, call: PrefillCall) => Promise<void>;
+  /** Computes the rows of other tokens, as many. */
+  readonly tokens?: (tokens: Uint32Array) => Uint32Array;
   /** Other rows than the true ones; the digest is made afterwards. */
   readonly payload?: (payload: Buffer, shard: number) => Buffer;
   /** Chunks whose window rows are left out, as a producer does when its reader is behind. */
@@ -142,7 +144,8 @@ async function transfer(o: {
     if (sent !== null) await call.send(sent);
     await behaviour.after?.(kind, shard, call, sender);
   };
-  const endToken = request.tokens.length - 1;
+  const tokens = behaviour.tokens?.(request.tokens) ?? request.tokens;
+  const endToken = tokens.length - 1;
   const sequence = engine.open(request.tokens.length);
   try {
     const startedAt = performance.now();
@@ -152,13 +155,13 @@ async function transfer(o: {
     const firstToken = request.heldTokens;
     // Rows that the decoder holds are computed again, in whole chunks, and not sent.
     for (let from = 0; from < firstToken; from += chunkTokens) {
-      const chunk = request.tokens.subarray(from, Math.min(firstToken, from + chunkTokens));
+      const chunk = tokens.subarray(from, Math.min(firstToken, from + chunkTokens));
       await sequence.evaluate(chunk, { signal: call.signal });
     }
     for (let start = firstToken, index = 0; start < endToken; start += chunkTokens, index += 1) {
       const end = Math.min(endToken, start + chunkTokens);
       await behaviour.beforeChunk?.(index, call);
-      await sequence.evaluate(request.tokens.subarray(start, end), { signal: call.signal });
+      await sequence.evaluate(tokens.subarray(start, end), { signal: call.signal });
       prefillEndUs = sinceStartUs();
       const skipped = behaviour.skipWindowOf?.includes(index) ?? false;
       const windowStart = skipped ? end : windowStartOf(geometry, firstToken, start, end);
