@@ -1,13 +1,10 @@
-import { execFile } from 'node:child_process';
-import { existsSync, mkdirSync } from 'node:fs';
-import { promisify } from 'node:util';
 import { Engine, type KvStage, type ModelInfo, loadModel } from '@muser/metal';
-import { ENGINE_THREADS, MUSE_NANO, inRepository } from './machine.js';
+import { ENGINE_THREADS } from './machine.js';
+import { makeShapeModel, SHAPE_MODEL } from './shape-model.js';
 import { figure, median } from './statistics.js';
 
 const CHUNK = 512;
 const CHUNKS = 16;
-const SHAPE_MODEL = inRepository('.cache/models/kv-shape.gguf');
 
 /**
  * Bytes per second from verified wire bytes to installed cells, against a plain copy of the same bytes, with the
@@ -82,11 +79,4 @@ function timeCopy(parts: Uint8Array[]): number {
     at += part.byteLength;
   }
   return performance.now() - started;
-}
-
-async function makeShapeModel(): Promise<void> {
-  if (existsSync(SHAPE_MODEL)) return;
-  mkdirSync(inRepository('.cache/models'), { recursive: true });
-  const tool = inRepository('native/metal/build/cmake/tools/muser-make-kv-shape');
-  await promisify(execFile)(tool, ['--tokenizer', MUSE_NANO, SHAPE_MODEL]);
 }

@@ -3,7 +3,8 @@ import { eventLoopBenchmark } from './event-loop.js';
 import { installBenchmark } from './install.js';
 import { machine } from './machine.js';
 import { placementBenchmark } from './placement.js';
-import { transportBenchmark } from './transport.js';
+import { transportBenchmark, type TransportFigures } from './transport.js';
+import { transportTable } from './transport-table.js';
 import { vllmBenchmark } from './vllm.js';
 
 /** What each benchmark measures, in the order in which they run. See bench/README.md for the method. */
@@ -16,17 +17,24 @@ const BENCHMARKS: Record<string, () => Promise<object>> = {
   vllm: vllmBenchmark,
 };
 
-const USAGE = `usage: npm run bench -- [NAME...]
+/** The same for people. */
+const TABLES: Record<string, (result: object) => string> = {
+  transport: (result) => transportTable(result as TransportFigures),
+};
+
+const USAGE = `usage: npm run bench -- [--json] [NAME...]
 
 Runs the benchmarks (${Object.keys(BENCHMARKS).join(', ')}) one after another and prints one JSON object.
-Every figure that is compared is a ratio of two things measured in the same run.
+Every figure that is compared is a ratio of two things measured in the same run. Some print a table as well, on standard
+error; not with --json.
 
 examples:
   npm run bench
   npm run bench -- install event-loop
 `;
 
-async function main(names: string[]): Promise<number> {
+async function main(args: string[]): Promise<number> {
+  const names = args.filter((argument) => argument !== '--json');
   const unknown = names.filter((name) => !(name in BENCHMARKS));
   if (unknown.length > 0) {
     process.stderr.write(`${names.includes('--help') ? '' : `unknown benchmark: ${unknown.join(', ')}\n`}${USAGE}`);
@@ -36,7 +44,9 @@ async function main(names: string[]): Promise<number> {
   for (const [name, run] of Object.entries(BENCHMARKS)) {
     if (names.length > 0 && !names.includes(name)) continue;
     process.stderr.write(`bench: ${name}\n`);
-    results[name] = await run();
+    const result = await run();
+    results[name] = result;
+    if (!args.includes('--json')) process.stderr.write(TABLES[name]?.(result) ?? '');
   }
   process.stdout.write(`${JSON.stringify({ machine: machine(), results }, null, 2)}\n`);
   return 0;

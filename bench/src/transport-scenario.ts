@@ -1,24 +1,17 @@
 import { randomBytes } from 'node:crypto';
-import { planChunkShards, type Geometry, type SenderOptions, type ShardRange } from '@muser/protocol';
+import { planChunkShards, windowStartOf, type Geometry, type SenderOptions, type ShardRange } from '@muser/protocol';
 import type { Identity } from '@muser/transport';
 
-/** The 30-B's KV geometry: 52 layers, every fourth global, 2 KV heads of 128, a window of 2,048. */
-export const GEOMETRY: Geometry = {
-  layers: Array.from({ length: 52 }, (_, layer) => (layer % 4 === 3 ? 'global' : 'window')),
-  kvHeads: 2,
-  headDimension: 128,
-  windowTokens: 2_048,
-  ropeBase: 500_000,
-  ropeLayers: 'window',
-  vocabularySize: 200_000,
-};
+export const CHUNK_TOKENS = 512;
 
-const CHUNK_TOKENS = 512;
-
-/** What the reader asks for; travels as JSON in place of a PrefillRequest. */
+/** What the reader asks for; travels as JSON in place of a PrefillRequest, and opens the raw streams too. */
 export interface BenchRequest {
   promptTokens: number;
-  hash: 'inline' | 'pool';
+  /** Whether every chunk brings its window rows; else only those of the last window travel. */
+  resumePoints: boolean;
+  /** Chunks are ready at this rate, as if an engine computed them; null: all are there at once. */
+  tokensPerSecond: number | null;
+  hash: 'inline' | 'pool' | 'none';
   /** Hex. */
   nonce: string;
 }
@@ -27,30 +20,62 @@ export interface BenchRequest {
 export interface SenderSetup {
   identity: Omit<Identity, 'signingKey'>;
   signingSeed: Uint8Array;
+  geometry: Geometry;
+  /** To listen on. */
+  host: string;
 }
 
-/** Every row of every layer is sent once (resume points on): 52 KiB a token. */
-export function shardsOf(promptTokens: number): { range: ShardRange; payloadBytes: number }[] {
+export interface SenderPorts {
+  verifiedPort: number;
+  rawPort: number;
+}
+
+/** What the sender answers when it is asked; since it was asked before. */
+export interface SenderUsage {
+  cpuSeconds: number;
+  /** Resident memory at the start of the time, and the most of it. */
+  rssBytes: number;
+  peakRssBytes: number;
+  /** Of the last paced transfer, by the clock that all processes of a machine share. */
+  prefillStartedNs: bigint;
+  lastChunkNs: bigint;
+}
+
+export interface ScenarioChunk {
+  end: number;
+  shards: { range: ShardRange; payloadBytes: number }[];
+}
+
+export function chunksOf(
+  geometry: Geometry,
+  { promptTokens, resumePoints }: Pick<BenchRequest, 'promptTokens' | 'resumePoints'>,
+): ScenarioChunk[] {
   const endToken = promptTokens - 1;
-  const shards: { range: ShardRange; payloadBytes: number }[] = [];
-  for (let chunkStart = 0, chunkIndex = 0; chunkStart < endToken; chunkStart += CHUNK_TOKENS, chunkIndex += 1) {
+  const chunks: ScenarioChunk[] = [];
+  for (let chunkStart = 0; chunkStart < endToken; chunkStart += CHUNK_TOKENS) {
     const chunkEnd = Math.min(endToken, chunkStart + CHUNK_TOKENS);
-    const chunk = { geometry: GEOMETRY, wireType: 'f16', chunkStart, chunkEnd, windowStart: chunkStart } as const;
-    for (const { payloadBytes, ...plan } of planChunkShards(chunk)) {
-      shards.push({ range: { chunkIndex, chunkStart, chunkEnd, windowStart: chunkStart, ...plan }, payloadBytes });
-    }
+    // As a producer decides it: a chunk that reaches into the last window always brings its rows.
+    const withWindow = resumePoints || chunkEnd > endToken - geometry.windowTokens;
+    const windowStart = withWindow ? windowStartOf(geometry, 0, chunkStart, chunkEnd) : chunkEnd;
+    const chunk = { geometry, wireType: 'f16', chunkStart, chunkEnd, windowStart } as const;
+    const place = { chunkIndex: chunks.length, chunkStart, chunkEnd, windowStart };
+    const shards = planChunkShards(chunk).map(({ payloadBytes, ...plan }) => {
+      return { range: { ...place, ...plan }, payloadBytes };
+    });
+    chunks.push({ end: chunkEnd, shards });
   }
-  return shards;
+  return chunks;
 }
 
-export function payloadBytesOf(promptTokens: number): number {
-  return shardsOf(promptTokens).reduce((sum, shard) => sum + shard.payloadBytes, 0);
+export function payloadBytesOf(chunks: readonly ScenarioChunk[]): number {
+  return chunks.flatMap(({ shards }) => shards).reduce((sum, { payloadBytes }) => sum + payloadBytes, 0);
 }
 
 export const FINGERPRINT = Buffer.alloc(32, 1);
 export const MODEL_DIGEST = Buffer.alloc(32, 2);
 
 export function senderOptions(
+  geometry: Geometry,
   promptTokens: number,
   transfer: Pick<SenderOptions, 'nonce' | 'requestDigest' | 'producerId' | 'key'>,
 ): SenderOptions {
@@ -58,7 +83,7 @@ export function senderOptions(
     ...transfer,
     fingerprint: FINGERPRINT,
     producerModel: MODEL_DIGEST,
-    geometry: GEOMETRY,
+    geometry,
     wireType: 'f16',
     firstToken: 0,
     endToken: promptTokens - 1,
@@ -66,5 +91,9 @@ export function senderOptions(
   };
 }
 
-/** Payload for every shard: what it says does not matter here, that it is not all zero does. */
-export const PAYLOAD = randomBytes(1024 * 1024);
+/** Payload for every shard: f16 numbers, none of them infinite, since an engine refuses those. */
+export function makePayload(): Buffer {
+  const payload = randomBytes(1024 * 1024);
+  for (let high = 1; high < payload.length; high += 2) payload[high] = (payload[high] ?? 0) & 0xbf;
+  return payload;
+}

@@ -1,8 +1,9 @@
 // The sending process of the transport benchmark: a producer's end of a verified stream, and a raw TLS socket.
 import { createHash } from 'node:crypto';
 import type { AddressInfo } from 'node:net';
+import { setTimeout as delay } from 'node:timers/promises';
 import { createServer as createTlsServer, type TLSSocket } from 'node:tls';
-import { requestDigestOf, signingKeyFromSeed, TransferSender } from '@muser/protocol';
+import { requestDigestOf, signingKeyFromSeed, TransferSender, type Geometry } from '@muser/protocol';
 import {
   addHandoffService,
   createServer,
@@ -12,50 +13,76 @@ import {
   type Identity,
   type PrefillCall,
 } from '@muser/transport';
-import { PAYLOAD, senderOptions, shardsOf, type BenchRequest, type SenderSetup } from './transport-scenario.js';
+import {
+  chunksOf,
+  makePayload,
+  senderOptions,
+  type BenchRequest,
+  type SenderPorts,
+  type SenderSetup,
+  type SenderUsage,
+} from './transport-scenario.js';
+import { Usage } from './usage.js';
 
-/** Verified shards that may be hashed ahead of the one that is being sent. */
-const HASHES_AHEAD = 4;
+const payload = makePayload();
+const usage = new Usage();
+let prefillStartedNs = 0n;
+let lastChunkNs = 0n;
 
-async function verifiedStream(identity: Identity, call: PrefillCall): Promise<void> {
-  const { promptTokens, hash, nonce } = JSON.parse(call.requestBytes.toString()) as BenchRequest;
+/** Each chunk's shards when it is computed; compute goes on while a link that is slower holds the shards up. */
+async function* readyShards(geometry: Geometry, request: BenchRequest) {
+  const { tokensPerSecond } = request;
+  const startedNs = process.hrtime.bigint();
+  prefillStartedNs = startedNs;
+  lastChunkNs = startedNs;
+  for (const { end, shards } of chunksOf(geometry, request)) {
+    if (tokensPerSecond !== null) {
+      lastChunkNs = startedNs + BigInt(Math.round((end * 1e9) / tokensPerSecond));
+      await delay(Math.max(0, Number(lastChunkNs - process.hrtime.bigint()) / 1e6));
+    }
+    yield* shards;
+  }
+}
+
+/** As a producer does it: while a frame waits for the stream, the next payload is hashed. */
+async function verifiedStream(identity: Identity, geometry: Geometry, call: PrefillCall): Promise<void> {
+  const request = JSON.parse(call.requestBytes.toString()) as BenchRequest;
   const sender = new TransferSender(
-    senderOptions(promptTokens, {
-      nonce: Buffer.from(nonce, 'hex'),
+    senderOptions(geometry, request.promptTokens, {
+      nonce: Buffer.from(request.nonce, 'hex'),
       requestDigest: requestDigestOf(call.requestBytes),
       producerId: identity.nodeId,
       key: identity.signingKey,
     }),
   );
   await call.send(sender.begin());
-  const digest = hash === 'pool' ? hashOnPool : hashInline;
-  const shards = shardsOf(promptTokens);
-  const digests: (Uint8Array | Promise<Uint8Array>)[] = [];
-  for (const [index, { range }] of shards.entries()) {
-    for (const ahead of shards.slice(digests.length, index + (hash === 'pool' ? HASHES_AHEAD : 1))) {
-      digests.push(digest(PAYLOAD.subarray(0, ahead.payloadBytes)));
-    }
-    const payload = PAYLOAD.subarray(0, shards[index]?.payloadBytes);
-    await call.send(sender.shard(range, payload, await (digests[index] as Promise<Uint8Array>)));
+  const hash = request.hash === 'pool' ? hashOnPool : hashInline;
+  let sent: Promise<void> = Promise.resolve();
+  for await (const { range, payloadBytes } of readyShards(geometry, request)) {
+    const rows = payload.subarray(0, payloadBytes);
+    const sha256 = await hash(rows);
+    await sent;
+    sent = call.send(sender.shard(range, rows, sha256));
   }
+  await sent;
   await call.send(sender.seal({ prefillStartUs: 0, prefillEndUs: 1, queueUs: 0, reusedTokens: 0 }));
 }
 
-/** The same bytes in the same pieces, each hashed, and nothing else. */
-async function rawStream(socket: TLSSocket, promptTokens: number): Promise<void> {
-  for (const { payloadBytes } of shardsOf(promptTokens)) {
-    const payload = PAYLOAD.subarray(0, payloadBytes);
-    createHash('sha256').update(payload).digest();
-    if (!socket.write(payload)) await new Promise((resolve) => socket.once('drain', resolve));
+/** The same bytes in the same pieces, and nothing else but their hash where it is asked for. */
+async function rawStream(socket: TLSSocket, geometry: Geometry, request: BenchRequest): Promise<void> {
+  for (const { payloadBytes } of chunksOf(geometry, request).flatMap(({ shards }) => shards)) {
+    const rows = payload.subarray(0, payloadBytes);
+    if (request.hash !== 'none') createHash('sha256').update(rows).digest();
+    if (!socket.write(rows)) await new Promise((resolve) => socket.once('drain', resolve));
   }
   socket.end();
 }
 
-async function main({ identity: plain, signingSeed }: SenderSetup): Promise<void> {
+async function listen({ identity: plain, signingSeed, geometry, host }: SenderSetup): Promise<SenderPorts> {
   const identity: Identity = { ...plain, signingKey: signingKeyFromSeed(signingSeed) };
   const server = createServer();
-  addHandoffService(server, { authorize: () => {}, prefill: (call) => verifiedStream(identity, call) });
-  const listener = await PeerListener.listen({ identity, host: '127.0.0.1', port: 0, server });
+  addHandoffService(server, { authorize: () => {}, prefill: (call) => verifiedStream(identity, geometry, call) });
+  const listener = await PeerListener.listen({ identity, host, port: 0, server });
 
   const raw = createTlsServer({
     key: identity.tlsKeyPem,
@@ -66,14 +93,19 @@ async function main({ identity: plain, signingSeed }: SenderSetup): Promise<void
   });
   raw.on('secureConnection', (socket) => {
     socket.on('error', () => {});
-    socket.once('data', (request: Buffer) => void rawStream(socket, request.readUInt32LE(0)));
+    socket.once('data', (request: Buffer) => {
+      void rawStream(socket, geometry, JSON.parse(request.toString()) as BenchRequest);
+    });
   });
-  await new Promise<void>((resolve) => raw.listen(0, '127.0.0.1', resolve));
-  process.send?.({ verifiedPort: listener.address.port, rawPort: (raw.address() as AddressInfo).port });
+  await new Promise<void>((resolve) => raw.listen(0, host, resolve));
+  return { verifiedPort: listener.address.port, rawPort: (raw.address() as AddressInfo).port };
 }
 
 process.once('message', (setup) => {
-  process.on('message', () => process.send?.(process.cpuUsage()));
-  void main(setup as SenderSetup);
+  process.on('message', (word) => {
+    if (word === 'start') usage.start();
+    process.send?.(word === 'start' ? {} : ({ ...usage.stop(), prefillStartedNs, lastChunkNs } satisfies SenderUsage));
+  });
+  void listen(setup as SenderSetup).then((ports) => process.send?.(ports));
 });
 process.once('disconnect', () => process.exit(0));
