@@ -46,7 +46,7 @@ afterAll(() => cleanups.run());
 
 async function startProducer(name: string, minutes: number): Promise<Node<ProducerReady>> {
   const state = join(folder, name);
-  await mkdir(state, { mode: 0o700 });
+  await mkdir(state, { mode: 0o700, recursive: true });
   await enrollNode('gb10-producer', state, name, coordinator);
   const settings = { model: MODEL, backend: 'llama', threads: 1 };
   const producer = await Node.start<ProducerReady>('gb10-producer', state, settings, shifted(minutes));
@@ -56,7 +56,7 @@ async function startProducer(name: string, minutes: number): Promise<Node<Produc
 
 async function startDecoder(name: string, minutes: number): Promise<Node<DecoderReady>> {
   const state = join(folder, name);
-  await mkdir(state, { mode: 0o700 });
+  await mkdir(state, { mode: 0o700, recursive: true });
   await enrollNode('mac-decoder', state, name, coordinator);
   const settings = { model: MODEL, threads: 1, coordinator: coordinator.grpc, drainMs: 1_000 };
   return Node.start<DecoderReady>('mac-decoder', state, settings, shifted(minutes));
@@ -94,7 +94,7 @@ describe.skipIf(!isThere)('clocks that differ', { timeout: 180_000 }, () => {
 
   // promise: A producer whose clock is further ahead is named with its clock, and decoders answer by themselves.
   it('by 20 minutes ahead: the coordinator names the clock, and the decoder answers by itself', async () => {
-    const producer = await startProducer('gb10+20', 20);
+    const producer = await startProducer('gb10-ahead', 20);
     const decoder = await startDecoder('mac', 0);
     try {
       await eventually('the producer is in error', async () => {
@@ -113,7 +113,7 @@ describe.skipIf(!isThere)('clocks that differ', { timeout: 180_000 }, () => {
 
   // promise: A node whose clock is further behind than its certificate begins says so when it starts.
   it('by 20 minutes behind: a node that was just enrolled does not start, and names its clock', async () => {
-    await expect(startProducer('gb10-20', -20)).rejects.toThrow(/CLOCK_SKEW.*this machine's clock says/);
+    await expect(startProducer('gb10-behind', -20)).rejects.toThrow(/CLOCK_SKEW.*this machine's clock says/);
     await expect(startDecoder('mac-20', -20)).rejects.toThrow(/CLOCK_SKEW.*this machine's clock says/);
   });
 });
