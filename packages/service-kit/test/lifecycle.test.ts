@@ -70,7 +70,7 @@ describe('runProcess', () => {
   });
 
   it('ends at once on a second signal', async () => {
-    const fixture = launch('starts', 'hangs');
+    const fixture = launch('starts', 'hangs for long');
     await fixture.firstLine();
     fixture.child.kill('SIGTERM');
     await fixture.stderrHas('closes on SIGTERM');
