@@ -81,10 +81,11 @@ export function afterLinkFault(fault: LinkFault, phase: Phase): Expectation {
   }
 }
 
-/** What a producer has sent before it is stopped arrives: at the end that is all. */
+/** What a producer has sent before it is stopped arrives: perhaps the rest of a chunk, at the end all. */
 function afterStop(phase: Phase): Expectation {
   if (phase === 'seal' || phase === 'end') return UNHARMED;
   const stalled = alone(phase, 'STALLED');
+  if (phase === 'first chunk') return [stalled, { ...stalled, way: 'resumed' }];
   return phase === 'last chunk' ? [stalled, ...UNHARMED] : [stalled];
 }
 
