@@ -1,4 +1,4 @@
-const SAMPLE_MS = 20;
+const SAMPLE_MS = 100;
 
 /** Processor time and resident memory of this process between `start` and `stop`. */
 export class Usage {
