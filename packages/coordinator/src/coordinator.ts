@@ -68,7 +68,6 @@ async function start(
 
   const office = new EnrollmentOffice({ directory, keys, clock, logger: part('enrollment') });
   const renewals = new CertificateRenewals({ directory, office, identity, clock, logger: part('certificates') });
-  onClose(() => renewals.close());
   const placement = new PlacementService({
     directory,
     identity: keys.identity,
@@ -107,7 +106,10 @@ async function start(
     logger: part('http'),
   });
   onClose(() => api.close(HTTP_GRACE_MS));
+  // Before the API, so that whoever waits for an order gets an answer.
   onClose(() => pauseOrders.close());
+  onClose(() => renewals.close());
+  renewals.start();
   const { url } = await api.listen(config.httpPort);
 
   const watchers = new ProducerWatchers({ directory, identity, clock, logger: part('nodes') });

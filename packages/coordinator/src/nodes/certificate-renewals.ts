@@ -35,6 +35,8 @@ const CHECK_INTERVAL_MS = 60_000;
 interface DecoderOrder {
   id: string;
   carriedOut: AbortController;
+  /** Operators that wait for it. */
+  waiting: number;
 }
 
 /**
@@ -45,12 +47,16 @@ export class CertificateRenewals {
   readonly #options: CertificateRenewalsOptions;
   readonly #closing = new AbortController();
   readonly #orders = new Map<string, DecoderOrder>();
-  readonly #done: Promise<void>;
+  #done = Promise.resolve();
 
   constructor(options: CertificateRenewalsOptions) {
     this.#options = options;
     // Every order that is under way listens.
     setMaxListeners(0, this.#closing.signal);
+  }
+
+  /** Renews by itself from now on. */
+  start(): void {
     this.#done = this.#run();
   }
 
@@ -95,7 +101,9 @@ export class CertificateRenewals {
   async issueTo({ nodeId }: PeerIdentity, request: CertificateRequest): Promise<IssuedCertificate> {
     const { certificate, record } = await this.#options.office.issueAgain(nodeId, request);
     await record();
-    this.#orders.get(nodeId)?.carriedOut.abort();
+    const order = this.#orders.get(nodeId);
+    this.#orders.delete(nodeId);
+    order?.carriedOut.abort();
     return { protocolVersion: PROTOCOL_VERSION, certificate };
   }
 
@@ -166,12 +174,15 @@ export class CertificateRenewals {
 
   async #orderDecoder({ record: { nodeId, name }, state }: NodeEntry, signal: AbortSignal): Promise<void> {
     if (state !== 'healthy') throw new MuserError('PEER_UNREACHABLE', `the decoder ${name} holds no stream`);
-    const order = this.#orders.get(nodeId) ?? { id: randomUUID(), carriedOut: new AbortController() };
+    const order = this.#orders.get(nodeId) ?? { id: randomUUID(), carriedOut: new AbortController(), waiting: 0 };
     this.#orders.set(nodeId, order);
+    order.waiting += 1;
     try {
       await untilAborted(order.carriedOut.signal, signal);
     } finally {
-      this.#orders.delete(nodeId);
+      order.waiting -= 1;
+      // The other operators' order stands when one of them gives up.
+      if (order.waiting === 0 && this.#orders.get(nodeId) === order) this.#orders.delete(nodeId);
     }
   }
 }

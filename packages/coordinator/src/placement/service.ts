@@ -92,6 +92,7 @@ export class PlacementService implements PlacementHandlers {
     try {
       for (;;) {
         signal.throwIfAborted();
+        requireCertificate(call.peer, clock.now());
         pause = new AbortController();
         const nodes = directory.list();
         const renewOrder = renewals.orderFor(call.peer);
@@ -131,4 +132,10 @@ export class PlacementService implements PlacementHandlers {
   #end(nodeId: string, reason: MuserError): void {
     for (const stream of this.#streams.get(nodeId) ?? []) stream.abort(reason);
   }
+}
+
+/** A stream may outlive its certificate: the decoder opens it anew with its newest one, which is then watched over. */
+function requireCertificate({ nodeId, notAfter }: PeerIdentity, nowMs: number): void {
+  if (notAfter.getTime() >= nowMs) return;
+  throw new MuserError('CERTIFICATE_INVALID', `the certificate with which ${nodeId} opened its stream has ended`);
 }

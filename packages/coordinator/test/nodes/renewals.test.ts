@@ -65,6 +65,35 @@ describe('an order of the operator', () => {
     await new StandInDecoder(live.current, coordinator.grpc).list();
   });
 
+  it('given twice, reaches both who gave it, also when one of them did not wait', async () => {
+    const coordinator = await launchCoordinator();
+    const { nodeId, identity, identityFolder } = await coordinator.operator.enroll('decoder');
+    const live = new LiveIdentity(identityFolder, identity);
+    const stand = new StandInDecoder(identity, coordinator.grpc);
+    await stand.list();
+    const patient = rotate(coordinator, nodeId, { deadlineMs: 5_000 });
+    await stand.list(({ renewOrder }) => renewOrder !== '');
+    const hasty = await rotate(coordinator, nodeId, { deadlineMs: 20 });
+    expect(hasty).toMatchObject({ body: { error: { code: 'DEADLINE_EXCEEDED' } } });
+    const { certificate } = await dial(coordinator, live).renewCertificate(await live.request());
+    await live.install(certificate);
+    expect(await patient).toMatchObject({ status: 200 });
+    await stand.list(({ renewOrder }) => renewOrder === '');
+  });
+
+  it('that waits when the coordinator closes is answered', async () => {
+    const coordinator = await launchCoordinator();
+    const { nodeId, identity } = await coordinator.operator.enroll('decoder');
+    const stand = new StandInDecoder(identity, coordinator.grpc);
+    await stand.list();
+    const waiting = rotate(coordinator, nodeId);
+    await stand.list(({ renewOrder }) => renewOrder !== '');
+    await Promise.all([
+      coordinator.close(),
+      expect(waiting).resolves.toMatchObject({ body: { error: { code: 'UNAVAILABLE' } } }),
+    ]);
+  });
+
   it('says what is wrong', async () => {
     const coordinator = await launchCoordinator();
     const decoder = await coordinator.operator.enroll('decoder');
@@ -164,5 +193,16 @@ describe('by themselves', () => {
     const { certificate } = await dial(coordinator, live).renewCertificate(await live.request());
     await live.install(certificate);
     expect((await new StandInDecoder(live.current, coordinator.grpc).list()).renewOrder).toBe('');
+  });
+
+  it('a stream ends with the certificate that opened it, and so the next order is for a newer one', async () => {
+    const clock = past();
+    const coordinator = await launchCoordinator({ clock });
+    const { identity } = await coordinator.operator.enroll('decoder');
+    const stand = new StandInDecoder(identity, coordinator.grpc);
+    await stand.list();
+    clock.jump(CERTIFICATE_LIFETIME_MS + DAY_MS);
+    // The decoder dials anew, with the certificate that it has got meanwhile.
+    expect((await whileTimePasses(clock, stand.end())).code).toBe('CERTIFICATE_INVALID');
   });
 });
