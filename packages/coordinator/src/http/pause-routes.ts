@@ -1,10 +1,8 @@
-import type { EventEmitter } from 'node:events';
-
-import { MuserError } from '@muser/protocol';
 import type { HttpServer } from '@muser/service-kit';
 
 import type { PauseOrders } from '../nodes/pause-orders.js';
 import { nodeParams, parseInput, pauseBody, resumeBody } from './bodies.js';
+import { goneSignal } from './gone-signal.js';
 import { viewOf } from './views.js';
 
 /** They answer when the producer is as ordered. A caller that leaves ends the wait, not the order. */
@@ -20,11 +18,4 @@ export function addPauseRoutes(api: HttpServer['app'], orders: PauseOrders): voi
     const order = { ...parseInput(resumeBody, request.body ?? {}), paused: false, cancelRunning: false };
     return { node: viewOf(await orders.give(id, order, goneSignal(reply.raw))) };
   });
-}
-
-/** Aborts when the caller has left. */
-export function goneSignal(response: EventEmitter): AbortSignal {
-  const gone = new AbortController();
-  response.once('close', () => gone.abort(new MuserError('CANCELLED', 'the caller is gone')));
-  return gone.signal;
 }

@@ -2,7 +2,7 @@ import type { HttpServer } from '@muser/service-kit';
 
 import type { CertificateRenewals } from '../nodes/certificate-renewals.js';
 import { nodeParams, parseInput, rotateBody } from './bodies.js';
-import { goneSignal } from './pause-routes.js';
+import { goneSignal } from './gone-signal.js';
 import { viewOf } from './views.js';
 
 /** Answers when the node has its new certificate. */
