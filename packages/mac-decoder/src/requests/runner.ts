@@ -58,7 +58,8 @@ export class RequestRunner {
       return result;
     } catch (error) {
       const failure = withoutForeignText(signal.aborted ? signal.reason : error);
-      keep = failure.code !== 'ENGINE_FAILED';
+      // Also when the client has left meanwhile.
+      keep = withoutForeignText(error).code !== 'ENGINE_FAILED';
       const figures = { request: request.id, code: failure.code, promptTokens: request.tokens.length };
       if (failure.code === 'INTERNAL') logger.error({ ...figures, err: failure }, 'not answered');
       else logger.warn(figures, 'not answered');
