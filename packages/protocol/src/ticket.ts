@@ -74,13 +74,13 @@ function checkTimes(ticket: Ticket, { nowMs, clockSkewMs }: TicketUse): void {
   }
   const earlyMs = ticket.issuedAtMs - nowMs;
   if (earlyMs > clockSkewMs) {
-    const seconds = Math.round(earlyMs / 1_000);
+    const seconds = Math.ceil(earlyMs / 1_000);
     const message = `the ticket begins ${seconds} s in the future, ${clockSkewMs / 1_000} s are allowed: this clock is behind the coordinator's, set it by NTP`;
     throw new MuserError('CLOCK_SKEW', message, { details: { skewMs: earlyMs, limit: clockSkewMs } });
   }
   const lateMs = nowMs - ticket.expiresAtMs;
   if (lateMs > clockSkewMs) {
-    const seconds = Math.round(lateMs / 1_000);
+    const seconds = Math.ceil(lateMs / 1_000);
     const message = `the ticket ended ${seconds} s ago, ${clockSkewMs / 1_000} s are allowed: the coordinator has been away, or this clock is ahead of its`;
     throw new MuserError('TICKET_EXPIRED', message, { details: { lateMs, limit: clockSkewMs } });
   }

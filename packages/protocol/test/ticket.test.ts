@@ -72,6 +72,13 @@ describe('a ticket', () => {
     expectCode(() => checkTicket(ticket, { ...use, ...changes }), code).then(() => undefined),
   );
 
+  it('is refused with a number of seconds that is more than what is allowed', () => {
+    expect(() => checkTicket(ticket, { ...use, nowMs: ticket.expiresAtMs + 5001 })).toThrow('6 s ago, 5 s are allowed');
+    expect(() => checkTicket(ticket, { ...use, nowMs: issuedAtMs - 5001 })).toThrow(
+      '6 s in the future, 5 s are allowed',
+    );
+  });
+
   it('holds for clocks that differ by what is allowed', () => {
     checkTicket(ticket, { ...use, nowMs: ticket.expiresAtMs + 5000 });
     checkTicket(ticket, { ...use, nowMs: issuedAtMs - 5000 });

@@ -192,7 +192,7 @@ export class ProducerWatcher {
     const aheadMs = sentAtMs - this.#options.clock.now();
     if (Math.abs(aheadMs) <= MAX_CLOCK_SKEW_MS) return;
     const direction = aheadMs > 0 ? 'ahead of' : 'behind';
-    const seconds = Math.round(Math.abs(aheadMs) / 1_000);
+    const seconds = Math.ceil(Math.abs(aheadMs) / 1_000);
     const allowed = MAX_CLOCK_SKEW_MS / 1_000;
     const message = `the clock at ${address} is ${seconds} s ${direction} the coordinator's, ${allowed} s are allowed: set it by NTP`;
     throw new MuserError('CLOCK_SKEW', message, { details: { aheadMs, limit: MAX_CLOCK_SKEW_MS } });
