@@ -51,17 +51,17 @@ interface Asked {
  * Time to the first token in mode `auto` with a producer of each pace, against local prefill alone in the same decoder, in
  * turns. Each request meets a producer that the decoder has never used, and that says it is fast: the worst it can believe.
  */
-export async function placementBenchmark(): Promise<object> {
+export async function placementBenchmark(quick: boolean): Promise<object> {
   const folder = await mkdtemp(join(tmpdir(), 'muser-bench-'));
   const stops: (() => unknown)[] = [() => rm(folder, { recursive: true, force: true })];
   try {
-    return await measure(await Scene.open(folder, stops));
+    return await measure(await Scene.open(folder, stops), quick ? 1 : ROUNDS);
   } finally {
     for (const stop of stops.reverse()) await stop();
   }
 }
 
-async function measure(scene: Scene): Promise<object> {
+async function measure(scene: Scene, rounds: number): Promise<object> {
   await scene.withProducer(
     1,
     () => 0,
@@ -72,7 +72,7 @@ async function measure(scene: Scene): Promise<object> {
   for (const [name, scheduleOf] of Object.entries(SCENARIOS)) {
     const locals: number[] = [];
     const autos: { asked: Asked; localMs: number }[] = [];
-    for (let round = 0; round < ROUNDS; round++) {
+    for (let round = 0; round < rounds; round++) {
       const before = (await scene.ask('local')).ttftMs;
       const pair = [await scene.auto(before, scheduleOf), await scene.auto(before, scheduleOf)];
       const after = (await scene.ask('local')).ttftMs;
@@ -189,7 +189,8 @@ class Scene {
       renewCertificate: () => Promise.reject(new MuserError('UNAVAILABLE', 'a benchmark renews no certificate')),
       watch: async (call) => {
         while (!call.signal.aborted) {
-          const list: ProducerList = { coordinatorTimeMs: Date.now(), producers: [...this.producers], renewOrder: '' };
+          const producers = [...this.producers];
+          const list: ProducerList = { coordinatorTimeMs: Date.now(), producers, renewOrder: '', unavailable: [] };
           await call.send(list);
           await Promise.race([delay(HEARTBEAT_MS), new Promise<void>((resolve) => (this.changed = resolve))]);
         }

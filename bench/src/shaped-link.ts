@@ -7,9 +7,18 @@ const MTU = 9_000;
 const BURST_SECONDS = 0.002;
 const LEAST_BURST_BYTES = 128 * 1024;
 const QUEUE_MS = 50;
+const PROBE_BITS_PER_SECOND = 1e9;
 
 const run = promisify(execFile);
-const tool = (name: 'ip' | 'tc', ...args: string[]) => run(name, args, { timeout: LIMIT_MS });
+async function tool(name: 'ip' | 'tc', ...args: string[]): Promise<void> {
+  try {
+    await run(name, args, { timeout: LIMIT_MS });
+  } catch (error) {
+    const { code, stderr } = error as { code?: unknown; stderr?: string };
+    const reason = code === 'ENOENT' ? `${name} is not installed (iproute2)` : (stderr || String(error)).trim();
+    throw new Error(`${name} ${args.join(' ')}: ${reason}`, { cause: error });
+  }
+}
 
 /**
  * A cable between this machine and a network namespace of it (a veth pair), shaped by tbf at both ends. The addresses are of
@@ -25,6 +34,7 @@ export class ShapedLink {
     const link = new ShapedLink();
     try {
       await link.#lay();
+      await link.setRate(PROBE_BITS_PER_SECOND);
       return link;
     } catch (error) {
       await link.remove();
@@ -52,20 +62,8 @@ export class ShapedLink {
   async #lay(): Promise<void> {
     const name = this.#namespace;
     await tool('ip', 'netns', 'add', name);
-    const pair = [
-      'name',
-      this.#device,
-      'mtu',
-      String(MTU),
-      'type',
-      'veth',
-      'peer',
-      'name',
-      'cable',
-      'mtu',
-      String(MTU),
-    ];
-    await tool('ip', 'link', 'add', ...pair, 'netns', name);
+    const end = (device: string): string[] => ['name', device, 'mtu', String(MTU)];
+    await tool('ip', 'link', 'add', ...end(this.#device), 'type', 'veth', 'peer', ...end('cable'), 'netns', name);
     await tool('ip', 'address', 'add', '198.18.4.1/30', 'dev', this.#device);
     await tool('ip', 'link', 'set', this.#device, 'up');
     await tool('ip', '-n', name, 'address', 'add', `${this.farAddress}/30`, 'dev', 'cable');

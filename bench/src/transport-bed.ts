@@ -2,6 +2,7 @@ import { spawn, type ChildProcess } from 'node:child_process';
 import { once } from 'node:events';
 import { fileURLToPath } from 'node:url';
 import { Engine, loadModel, type Model } from '@muser/metal';
+import type { Geometry } from '@muser/protocol';
 import { TestAuthority } from '@muser/testing';
 import { makeShapeModel, SHAPE_MODEL } from './shape-model.js';
 import { Reader } from './transport-reader.js';
@@ -24,6 +25,8 @@ export async function openEngine(promptTokens: number): Promise<{ model: Model; 
   });
   return { model, engine };
 }
+
+export const geometryOf = ({ info }: Model): Geometry => ({ ...info.geometry, vocabularySize: info.vocabularySize });
 
 export interface Side {
   cpuSeconds: number;
@@ -49,7 +52,7 @@ export class Bed {
     const authority = await TestAuthority.create();
     const producer = await authority.identity('producer');
     const decoder = await authority.identity('decoder');
-    const geometry = { ...model.info.geometry, vocabularySize: model.info.vocabularySize };
+    const geometry = geometryOf(model);
     const [program = '', ...args] = [...command, process.execPath, SENDER];
     const sender = spawn(program, args, { stdio: ['ignore', 'inherit', 'inherit', 'ipc'], serialization: 'advanced' });
     const { signingKey: _, signingSeed, ...identity } = producer;

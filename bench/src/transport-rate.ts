@@ -4,8 +4,6 @@ import { figure, median } from './statistics.js';
 import type { Bed, Measured, Side } from './transport-bed.js';
 import type { Wanted } from './transport-reader.js';
 
-const ROUNDS = 4;
-export const RATE_PROMPT_TOKENS = 8_192;
 const OWN_HASH = hashPayload === hashOnPool ? 'pool' : 'inline';
 
 /** What is compared; `installed` is what a decoder does. */
@@ -24,23 +22,33 @@ export interface WayFigures {
   grownMiB: { sender: number; reader: number };
 }
 
+export interface RatePlan {
+  promptTokens: number;
+  /** That count, after one that warms both ends up. */
+  rounds: number;
+}
+
 /** Every chunk is there at once and only the last window's rows travel: how fast can it be? In turns, A B C D D C B A. */
-export async function measureRates(bed: Bed, engine: Engine, payloadBytes: number): Promise<WayFigures[]> {
+export async function measureRates(
+  bed: Bed,
+  engine: Engine,
+  { promptTokens, rounds }: RatePlan,
+  payloadBytes: number,
+): Promise<WayFigures[]> {
   const measured = new Map<Way, Measured[]>(WAYS.map((way) => [way, []]));
-  // Round 0 warms both ends up and does not count.
-  for (let round = 0; round <= ROUNDS; round += 1) {
+  for (let round = 0; round <= rounds; round += 1) {
     for (const way of [...WAYS, ...WAYS.toReversed()]) {
-      const one = await measureWay(bed, engine, way);
+      const one = await measureWay(bed, engine, promptTokens, way);
       if (round > 0) measured.get(way)?.push(one);
     }
   }
   const seconds = (way: Way): number =>
     median((measured.get(way) ?? []).map(({ milliseconds }) => milliseconds)) / 1000;
   return WAYS.map((way) => {
-    const rounds = measured.get(way) ?? [];
+    const counted = measured.get(way) ?? [];
     const middle = (of: (side: Side) => number): { sender: number; reader: number } => ({
-      sender: figure(median(rounds.map(({ sender }) => of(sender)))),
-      reader: figure(median(rounds.map(({ reader }) => of(reader)))),
+      sender: figure(median(counted.map(({ sender }) => of(sender)))),
+      reader: figure(median(counted.map(({ reader }) => of(reader)))),
     });
     return {
       way,
@@ -54,12 +62,15 @@ export async function measureRates(bed: Bed, engine: Engine, payloadBytes: numbe
   });
 }
 
-async function measureWay(bed: Bed, engine: Engine, way: Way): Promise<Measured> {
+async function measureWay(bed: Bed, engine: Engine, promptTokens: number, way: Way): Promise<Measured> {
   const hash = way === 'raw' ? 'inline' : way === 'raw, not hashed' ? 'none' : OWN_HASH;
-  const wanted: Wanted = { promptTokens: RATE_PROMPT_TOKENS, resumePoints: false, tokensPerSecond: null, hash };
+  const wanted: Wanted = { promptTokens, resumePoints: false, tokensPerSecond: null, hash };
   if (way === 'verified') return bed.measure(() => bed.reader.verify(wanted));
-  if (way !== 'installed') return bed.measure(() => bed.reader.raw(wanted));
-  const sequence = engine.open(RATE_PROMPT_TOKENS);
+  if (way !== 'installed') {
+    const socket = await bed.reader.connectRaw();
+    return bed.measure(() => bed.reader.raw(wanted, socket));
+  }
+  const sequence = engine.open(promptTokens);
   try {
     return await bed.measure(() => bed.reader.install(wanted, sequence));
   } finally {

@@ -1,5 +1,6 @@
 import { createHash, randomBytes } from 'node:crypto';
-import { connect as connectTls } from 'node:tls';
+import { once } from 'node:events';
+import { connect as connectTls, type TLSSocket } from 'node:tls';
 import { chunkBytesOf, requestDigestOf, TransferReceiver, verifyingKey, type TransferEvent } from '@muser/protocol';
 import type { Engine, KvStage, Sequence } from '@muser/metal';
 import type { TestIdentity } from '@muser/testing';
@@ -49,21 +50,26 @@ export class Reader {
     await installer.finished();
   }
 
-  /** The raw stream: the same bytes on a TLS socket, hashed when that is asked for. */
-  raw(wanted: Wanted): Promise<void> {
-    const { host, ports, decoder, geometry } = this.parts;
+  /** A TLS socket for one raw stream; the verified one's connection is there before it is timed too. */
+  async connectRaw(): Promise<TLSSocket> {
+    const { host, ports, decoder } = this.parts;
+    const socket = connectTls({
+      port: ports.rawPort,
+      host,
+      key: decoder.tlsKeyPem,
+      cert: decoder.tlsCertificatePem,
+      ca: decoder.caPem,
+      checkServerIdentity: () => undefined,
+    });
+    await once(socket, 'secureConnect');
+    return socket;
+  }
+
+  /** The raw stream: the same bytes, hashed when that is asked for. */
+  raw(wanted: Wanted, socket: TLSSocket): Promise<void> {
     const hash = wanted.hash === 'none' ? null : createHash('sha256');
-    const expected = payloadBytesOf(chunksOf(geometry, wanted));
+    const expected = payloadBytesOf(chunksOf(this.parts.geometry, wanted));
     return new Promise((resolve, reject) => {
-      const socket = connectTls({
-        port: ports.rawPort,
-        host,
-        key: decoder.tlsKeyPem,
-        cert: decoder.tlsCertificatePem,
-        ca: decoder.caPem,
-        checkServerIdentity: () => undefined,
-      });
-      socket.once('secureConnect', () => socket.write(JSON.stringify({ ...wanted, nonce: '' })));
       let bytes = 0;
       socket.on('data', (piece: Buffer) => {
         hash?.update(piece);
@@ -76,6 +82,7 @@ export class Reader {
         if (bytes === expected) resolve();
         else reject(new Error(`the raw stream ended after ${bytes} of ${expected} bytes`));
       });
+      socket.write(JSON.stringify({ ...wanted, nonce: '' }));
     });
   }
 
