@@ -189,8 +189,7 @@ class Scene {
       renewCertificate: () => Promise.reject(new MuserError('UNAVAILABLE', 'a benchmark renews no certificate')),
       watch: async (call) => {
         while (!call.signal.aborted) {
-          const producers = [...this.producers];
-          const list: ProducerList = { coordinatorTimeMs: Date.now(), producers, renewOrder: '', unavailable: [] };
+          const list: ProducerList = { coordinatorTimeMs: Date.now(), producers: [...this.producers], renewOrder: '' };
           await call.send(list);
           await Promise.race([delay(HEARTBEAT_MS), new Promise<void>((resolve) => (this.changed = resolve))]);
         }
