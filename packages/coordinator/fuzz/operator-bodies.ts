@@ -7,7 +7,15 @@ import { Choices, mutated, mutatedJson, PLANTED_SECRET } from '@muser/testing';
 import type { IdentityRequest } from '@muser/transport';
 import { PemConverter } from '@peculiar/x509';
 import { verifyRequest } from '../src/ca/enrollment-request.js';
-import { changeBody, enrollBody, nodeParams, parseInput, pauseBody, resumeBody } from '../src/http/bodies.js';
+import {
+  changeBody,
+  enrollBody,
+  nodeParams,
+  parseInput,
+  pauseBody,
+  resumeBody,
+  rotateBody,
+} from '../src/http/bodies.js';
 
 /** What a node sends to be enrolled; its keys were thrown away. */
 const request = JSON.parse(
@@ -21,6 +29,7 @@ const examples: readonly [Body, object][] = [
   [pauseBody, { cancelRunning: true, deadlineMs: 1_000 }],
   [resumeBody, { deadlineMs: 1_000 }],
   [nodeParams, { id: 'nabcdefghijklmnopqrstuvwxyz' }],
+  [rotateBody, { deadlineMs: 1_000 }],
 ];
 
 export async function fuzz(input: Buffer): Promise<void> {

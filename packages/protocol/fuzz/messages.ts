@@ -3,8 +3,12 @@
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import {
+  decodeCertificateOrder,
+  decodeCertificateRequest,
+  decodeIssuedCertificate,
   decodeNodeStatus,
   decodeProducerList,
+  decodeRevokedNodes,
   decodeSetPausedRequest,
   decodeWatchNodeRequest,
   decodeWatchProducersRequest,
@@ -16,8 +20,12 @@ import { valueOf } from './support.js';
 
 const schemas = Object.values(SCHEMAS) as unknown as readonly Schema<unknown>[];
 const requests: readonly ((bytes: Uint8Array) => unknown)[] = [
+  decodeCertificateOrder,
+  decodeCertificateRequest,
+  decodeIssuedCertificate,
   decodeNodeStatus,
   decodeProducerList,
+  decodeRevokedNodes,
   decodeSetPausedRequest,
   decodeWatchNodeRequest,
   decodeWatchProducersRequest,
