@@ -15,8 +15,7 @@ const REPEAT_MS = 3_000;
 export function revokedNodes(directory: NodeDirectory, nowMs: number): RevokedNodes {
   const revoked = directory
     .list()
-    .map(({ record }) => ({ ...record, atMs: record.revokedAtMs ?? Infinity }))
-    .filter(({ atMs }) => atMs !== Infinity)
+    .flatMap(({ record }) => (record.revokedAtMs === null ? [] : { ...record, atMs: record.revokedAtMs }))
     .sort((one, other) => one.atMs - other.atMs);
   const relevant = revoked.filter(({ certificateExpiresAtMs }) => certificateExpiresAtMs + MAX_CLOCK_SKEW_MS > nowMs);
   const nodeIds = relevant.map(({ nodeId }) => nodeId).slice(-MAX_REVOKED_NODES);
