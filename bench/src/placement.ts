@@ -189,7 +189,8 @@ class Scene {
       renewCertificate: () => Promise.reject(new MuserError('UNAVAILABLE', 'a benchmark renews no certificate')),
       watch: async (call) => {
         while (!call.signal.aborted) {
-          const list: ProducerList = { coordinatorTimeMs: Date.now(), producers: [...this.producers], renewOrder: '' };
+          const producers = [...this.producers];
+          const list: ProducerList = { coordinatorTimeMs: Date.now(), producers, renewOrder: '', unavailable: [] };
           await call.send(list);
           await Promise.race([delay(HEARTBEAT_MS), new Promise<void>((resolve) => (this.changed = resolve))]);
         }

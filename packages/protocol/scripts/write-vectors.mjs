@@ -351,11 +351,13 @@ const values = {
     ticketExpiresAtMs: 1800000900000,
     backend: 'vllm',
   },
+  UnavailableProducer: { nodeId: stranger.nodeId, name: 'attic', reason: 'unreachable' },
 };
 values.ProducerList = {
   coordinatorTimeMs: 1800000000000,
   producers: [values.ProducerEntry],
   renewOrder: '4F00C0FFEE',
+  unavailable: [values.UnavailableProducer],
 };
 const encodings = Object.entries(values).map(([message, value]) => ({
   message,

@@ -30,6 +30,8 @@ export type {
   ShardHeader,
   SignedBody,
   Ticket,
+  UnavailableProducer,
+  UnavailableReason,
   WatchNodeRequest,
   WatchProducersRequest,
 } from './messages.js';

@@ -372,11 +372,34 @@ export const producerEntrySchema = message(
 );
 export type ProducerEntry = Infer<typeof producerEntrySchema>;
 
+export type UnavailableReason = 'not_heard' | 'unreachable' | 'error' | 'other_model';
+export const unavailableReasons = enumeration<UnavailableReason>('UnavailableReason', {
+  not_heard: 1,
+  unreachable: 2,
+  error: 3,
+  other_model: 4,
+});
+
+export const unavailableProducerSchema = message(
+  'UnavailableProducer',
+  1024,
+  {
+    nodeId: nodeId(1),
+    name: text(2, { maxBytes: MAX_NAME_BYTES }),
+    reason: oneName(3, unavailableReasons),
+  },
+  (value, path) => checkNodeId(value.nodeId, `${path}.nodeId`),
+);
+export type UnavailableProducer = Infer<typeof unavailableProducerSchema>;
+
+/** Names every producer that is enrolled: one that is in neither list is revoked. */
 export const producerListSchema = message('ProducerList', MAX_MESSAGE_BYTES, {
   coordinatorTimeMs: uint64(1),
   producers: repeated(2, producerEntrySchema, { min: 0, max: MAX_PRODUCERS }),
   /** An order to renew the certificate; the decoder carries out each once. Empty: none. */
   renewOrder: text(3, { maxBytes: MAX_SERIAL_BYTES }),
+  /** Those that get no requests; transfers that run there go on. */
+  unavailable: repeated(4, unavailableProducerSchema, { min: 0, max: MAX_PRODUCERS }),
 });
 export type ProducerList = Infer<typeof producerListSchema>;
 
@@ -406,5 +429,6 @@ export const SCHEMAS = {
   CertificateInstalled: certificateInstalledSchema,
   WatchProducersRequest: watchProducersRequestSchema,
   ProducerEntry: producerEntrySchema,
+  UnavailableProducer: unavailableProducerSchema,
   ProducerList: producerListSchema,
 };

@@ -18,6 +18,7 @@ const part = { layer: 0, kind: 'k' };
 const window = list(256, 'window');
 const { nodeId } = sample('NodeStatus');
 const entry = { ...sample('ProducerEntry'), name: 'a', addresses: ['a:1'], ticket: bytes(9) };
+const absent = sample('UnavailableProducer');
 
 /** [message, values at the limit, values one above it]. Only the named fields are changed. */
 const upper: [Name, string, Record<string, unknown>, Record<string, unknown>][] = [
@@ -84,7 +85,9 @@ const upper: [Name, string, Record<string, unknown>, Record<string, unknown>][] 
   ['ProducerEntry', 'an address', { addresses: [label(256)] }, { addresses: [label(257)] }],
   ['ProducerEntry', 'ticket', { ticket: bytes(1024) }, { ticket: bytes(1025) }],
   ['ProducerEntry', 'backend', { backend: label(128) }, { backend: label(129) }],
+  ['UnavailableProducer', 'name', { name: label(128) }, { name: label(129) }],
   ['ProducerList', 'producers', { producers: list(256, entry) }, { producers: list(257, entry) }],
+  ['ProducerList', 'unavailable', { unavailable: list(256, absent) }, { unavailable: list(257, absent) }],
 ];
 
 /** [message, values at the lowest, values below it]. */

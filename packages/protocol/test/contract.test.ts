@@ -1,7 +1,7 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { kvKinds, layerKinds, ropeLayerNames, wireTypes } from '../src/geometry.js';
-import { nodeStates, SCHEMAS } from '../src/messages.js';
+import { nodeStates, SCHEMAS, unavailableReasons } from '../src/messages.js';
 import type { Schema } from '../src/wire/schema.js';
 import { arbitraries } from './support/arbitraries.js';
 import { definition, enumValueName, protobufjs, toProtobufjs } from './support/proto.js';
@@ -14,7 +14,7 @@ interface Descriptor {
 const descriptorOf = (name: string): Descriptor =>
   (definition[`muser.v1.${name}`] as unknown as { type: Descriptor }).type;
 const messageNames = Object.keys(SCHEMAS) as (keyof typeof SCHEMAS)[];
-const enumerations = [layerKinds, wireTypes, kvKinds, ropeLayerNames, nodeStates];
+const enumerations = [layerKinds, wireTypes, kvKinds, ropeLayerNames, nodeStates, unavailableReasons];
 const camel = (name: string): string => name.replace(/_([a-z0-9])/g, (_, letter: string) => letter.toUpperCase());
 
 /** Buffers and other byte arrays as hex, so that only the content is compared. */

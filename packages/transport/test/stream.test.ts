@@ -283,7 +283,7 @@ describe('watching', () => {
     const coordinator = await authority.identity('coordinator');
     const server = createServer();
     const left = deferred();
-    const list: ProducerList = { coordinatorTimeMs: 1_700_000_000_000, producers: [], renewOrder: '' };
+    const list: ProducerList = { coordinatorTimeMs: 1_700_000_000_000, producers: [], renewOrder: '', unavailable: [] };
     addPlacementService(server, {
       authorize: (peer) => {
         if (peer.role !== 'decoder') throw new MuserError('PERMISSION_DENIED', 'only decoders may ask');

@@ -3,7 +3,7 @@ import { describe, expect, it } from 'vitest';
 
 import { TICKET_RENEWAL_MS } from '../../src/placement/ticket-book.js';
 import { launchCoordinator, type TestCoordinator } from '../support/coordinator.js';
-import { has, StandInDecoder } from '../support/decoder.js';
+import { has, lacks, StandInDecoder } from '../support/decoder.js';
 import { ManualClock } from '../support/manual-clock.js';
 import { digest, StandInProducer } from '../support/producer.js';
 import { settle, until } from '../support/until.js';
@@ -80,7 +80,8 @@ describe('placement', () => {
     const { identity } = await coordinator.operator.enroll('decoder');
     const fingerprint = digest('another model');
     const other = new StandInDecoder(identity, coordinator.grpc, { fingerprint });
-    expect(await other.list()).toMatchObject({ producers: [] });
+    const absent = { nodeId, name: 'spark', reason: 'other_model' };
+    expect(await other.list()).toMatchObject({ producers: [], unavailable: [absent] });
     producer.send({ model: { fingerprint, modelDigest: digest('other weights'), name: 'other' } });
     const list = await other.list(has(nodeId));
     const ticket = openTicket(ticketOf(list), verifyingKey(identity.coordinatorPublicKey));
@@ -101,25 +102,40 @@ describe('placement', () => {
       await stand.list(({ producers }) => producers[0]?.state === state);
     }
     producer.send({ state: 'error' });
-    await stand.list(has());
+    await stand.list(lacks(nodeId, 'error'));
     producer.send({ state: 'ready' });
     await stand.list(({ producers }) => producers[0]?.state === 'ready');
     await coordinator.operator.setAddresses(nodeId, [producer.target, '127.0.0.1:9']);
     await stand.list(({ producers }) => producers[0]?.addresses.length === 2);
     await producer.close();
-    await stand.list(has());
+    await stand.list(lacks(nodeId, 'unreachable'));
     await StandInProducer.listen(identity, { port: producer.port });
     await stand.list(has(nodeId));
     const second = await withProducer(coordinator, 'second');
     await stand.list(has(nodeId, second.nodeId));
   });
 
+  // promise: A coordinator that is started anew names every enrolled producer in its first list, so that transfers there go on.
+  it('names the producers that it has not heard since its start, without a ticket', async () => {
+    const first = await launchCoordinator();
+    const { nodeId } = await withProducer(first);
+    const revoked = await withProducer(first, 'revoked');
+    await first.operator.revoke(revoked.nodeId);
+    const { identity } = await first.operator.enroll('decoder');
+    // Without an address it is not heard for as long as it takes.
+    await first.operator.setAddresses(nodeId, []);
+    await first.close();
+    const second = await launchCoordinator({ stateDir: first.stateDir });
+    const list = await new StandInDecoder(identity, second.grpc).list();
+    expect(list).toMatchObject({ producers: [], unavailable: [{ nodeId, name: 'spark', reason: 'not_heard' }] });
+  });
+
   it('leaves out a producer that cannot take any prompt', async () => {
     const coordinator = await launchCoordinator();
-    const { producer } = await withProducer(coordinator);
+    const { producer, nodeId } = await withProducer(coordinator);
     const stand = new StandInDecoder((await coordinator.operator.enroll('decoder')).identity, coordinator.grpc);
     producer.send({ maxPromptTokens: 1 });
-    await stand.list(has());
+    await stand.list(lacks(nodeId, 'error'));
   });
 
   it('sends the list again at least every two seconds when nothing changes', async () => {
@@ -190,7 +206,7 @@ describe('placement', () => {
     const stand = new StandInDecoder((await coordinator.operator.enroll('decoder')).identity, coordinator.grpc);
     await stand.list(has(nodeId));
     await coordinator.operator.revoke(nodeId);
-    await stand.list(has());
+    await stand.list(({ producers, unavailable }) => producers.length + unavailable.length === 0);
   });
 
   it('is for decoders that are enrolled here only', async () => {

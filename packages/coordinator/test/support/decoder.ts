@@ -1,4 +1,4 @@
-import type { MuserError, ProducerList } from '@muser/protocol';
+import type { MuserError, ProducerList, UnavailableReason } from '@muser/protocol';
 import { PeerClient, type Identity } from '@muser/transport';
 import { onTestFinished } from 'vitest';
 
@@ -44,3 +44,12 @@ export const has =
   (...nodeIds: string[]) =>
   ({ producers }: ProducerList): boolean =>
     producers.length === nodeIds.length && producers.every(({ nodeId }) => nodeIds.includes(nodeId));
+
+/** Whether the list names just this producer, without a ticket, and why. */
+export const lacks =
+  (nodeId: string, reason: UnavailableReason) =>
+  ({ producers, unavailable }: ProducerList): boolean =>
+    producers.length === 0 &&
+    unavailable.length === 1 &&
+    unavailable[0]?.nodeId === nodeId &&
+    unavailable[0].reason === reason;

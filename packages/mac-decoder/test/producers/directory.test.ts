@@ -140,6 +140,7 @@ describe('ProducerDirectory', () => {
       coordinatorTimeMs: 1e12,
       producers: [producerEntry({ ticketExpiresAtMs: 1e12 + 10_000 })],
       renewOrder: '',
+      unavailable: [],
     });
     time.ms += 7_999;
     expect(known.available(10)).toHaveLength(1);

@@ -20,5 +20,5 @@ export function producerEntry(over: Partial<ProducerEntry> = {}): ProducerEntry 
 }
 
 export function producerList(...producers: ProducerEntry[]): ProducerList {
-  return { coordinatorTimeMs: 0, producers, renewOrder: '' };
+  return { coordinatorTimeMs: 0, producers, renewOrder: '', unavailable: [] };
 }

@@ -1,10 +1,10 @@
-import { MuserError, type ProducerEntry, type ProducerList } from '@muser/protocol';
+import { MuserError, type ProducerEntry, type UnavailableProducer } from '@muser/protocol';
 import { addPlacementService, createServer, PeerListener, type Identity } from '@muser/transport';
 
 export interface StandInCoordinator {
   readonly target: string;
-  /** Sends this list to every decoder that watches, and to those that come later. */
-  publish(producers: readonly ProducerEntry[]): void;
+  /** Sends these lists to every decoder that watches, and to those that come later. */
+  publish(producers: readonly ProducerEntry[], unavailable?: readonly UnavailableProducer[]): void;
   /** Keeps its streams open and sends nothing more. */
   fallSilent(): void;
   close(): Promise<void>;
@@ -15,6 +15,7 @@ const HEARTBEAT_MS = 1_000;
 /** Hands decoders a list of producers over the real transport. */
 export async function startStandInCoordinator(identity: Identity, port = 0): Promise<StandInCoordinator> {
   let producers: readonly ProducerEntry[] = [];
+  let unavailable: readonly UnavailableProducer[] = [];
   let changed = signalOnce();
   const notify = (): void => {
     changed.resolve();
@@ -32,8 +33,8 @@ export async function startStandInCoordinator(identity: Identity, port = 0): Pro
       });
       while (!signal.aborted && !closed.signal.aborted) {
         const next = changed.promise;
-        const list: ProducerList = { coordinatorTimeMs: Date.now(), producers: [...producers], renewOrder: '' };
-        await call.send(list);
+        const lists = { producers: [...producers], unavailable: [...unavailable] };
+        await call.send({ coordinatorTimeMs: Date.now(), ...lists, renewOrder: '' });
         await Promise.race([next, ended]);
       }
     },
@@ -42,8 +43,9 @@ export async function startStandInCoordinator(identity: Identity, port = 0): Pro
   const heartbeat = setInterval(notify, HEARTBEAT_MS);
   return {
     target: `127.0.0.1:${listener.address.port}`,
-    publish: (next) => {
+    publish: (next, absent = []) => {
       producers = next;
+      unavailable = absent;
       notify();
     },
     fallSilent: () => clearInterval(heartbeat),

@@ -12,7 +12,7 @@ export const LIMIT_MEANINGS: Readonly<Record<keyof typeof limits, string>> = {
   MAX_VERSION_BYTES: 'a version string, UTF-8',
   MAX_ADDRESS_BYTES: 'one "host:port"',
   MAX_ADDRESSES: 'addresses of one producer',
-  MAX_PRODUCERS: 'producers in one list',
+  MAX_PRODUCERS: 'producers in one list; producers, and decoders, that are enrolled at a time',
   MAX_REVOKED_NODES: 'revoked nodes in one list, the latest ones; earlier ones have no valid ticket any more',
   MAX_CERTIFICATE_BYTES: 'a certificate or a request for one, DER',
   MAX_SERIAL_BYTES: 'serial number of a certificate, hexadecimal; an order to renew one',

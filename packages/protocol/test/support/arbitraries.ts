@@ -53,6 +53,11 @@ const producerEntry = fc.record({
   ticketExpiresAtMs: safe,
   backend: label(128),
 });
+const unavailableProducer = fc.record({
+  nodeId,
+  name: label(128),
+  reason: fc.constantFrom(...(['not_heard', 'unreachable', 'error', 'other_model'] as const)),
+});
 
 type Arbitraries = { [K in keyof typeof SCHEMAS]: fc.Arbitrary<Infer<(typeof SCHEMAS)[K]>> };
 
@@ -180,9 +185,11 @@ export const arbitraries: Arbitraries = {
   CertificateInstalled: fc.record({ serial: fc.string({ unit: 'grapheme-ascii', minLength: 1, maxLength: 64 }) }),
   WatchProducersRequest: fc.record({ protocolVersion: fc.constant(1), model: modelIdentity, name: label(128) }),
   ProducerEntry: producerEntry,
+  UnavailableProducer: unavailableProducer,
   ProducerList: fc.record({
     coordinatorTimeMs: safe,
     producers: fc.array(producerEntry, { maxLength: 5 }),
     renewOrder: label(64),
+    unavailable: fc.array(unavailableProducer, { maxLength: 5 }),
   }),
 };
