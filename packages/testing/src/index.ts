@@ -16,6 +16,8 @@ export { fuzz, type FuzzOptions, type FuzzResult } from './fuzzing/fuzzer.js';
 export { mutatedJson, PLANTED_SECRET } from './fuzzing/json.js';
 export { mutated, type Chooser } from './fuzzing/mutations.js';
 export { TargetProcess, type Outcome, type TargetCommand } from './fuzzing/target-process.js';
+export { floodInEveryWay, type FloodOptions } from './http2-floods.js';
+export { RawHttp2, type RawHttp2Options } from './raw-http2.js';
 export { cpuSeconds, processesBelow, treeCpuSeconds } from './process-tree.js';
 export { Random } from './random.js';
 export { statesTable, type StatesCell } from './states-table.js';

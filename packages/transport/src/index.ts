@@ -10,7 +10,8 @@ export type { Identity, IdentityBundle, IdentityRequest, PeerIdentity, Role } fr
 export * from './limits.js';
 export { PeerBudgets } from './peer-budgets.js';
 export { addHandoffService, type HandoffHandlers, type PrefillCall } from './server/handoff-service.js';
-export { createServer, PeerListener, type ListenOptions, type TransportLogger } from './server/listener.js';
+export { PeerListener, type ListenOptions, type TransportLogger } from './server/listener.js';
+export { createServer } from './server/server.js';
 export type { Authorize } from './server/stream-call.js';
 export {
   addNodeService,

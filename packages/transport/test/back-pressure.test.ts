@@ -5,21 +5,11 @@ import {
   MAX_TRANSFER_BYTES_IN_FLIGHT,
   type PrefillCall,
 } from '../src/index.js';
-import { connect, MIB, readAll, startProducer } from './harness.js';
+import { connect, MIB, readAll, settled, startProducer } from './harness.js';
 
 /** What the kernel keeps of a loopback connection: both socket buffers, autotuned. */
 const KERNEL_BYTES = 16 * MIB;
 const TOTAL = 400;
-
-/** Resolves when the sender has made no progress for a while: it is as far ahead as it can be. */
-async function blocked(progress: () => number): Promise<number> {
-  for (let last = -1; ;) {
-    const now = progress();
-    if (now === last) return now;
-    last = now;
-    await new Promise((resolve) => setTimeout(resolve, 500));
-  }
-}
 
 function externalBytes(): number {
   global.gc?.();
@@ -44,7 +34,7 @@ describe('back-pressure', () => {
     const before = externalBytes();
     const iterator = connect(target).prefill(Buffer.alloc(0))[Symbol.asyncIterator]();
     await iterator.next();
-    const ahead = await blocked(() => sent);
+    const ahead = await settled(() => sent);
     const bound = MAX_TRANSFER_BYTES_IN_FLIGHT + FLOW_CONTROL_WINDOW_BYTES + MAX_RECEIVED_BYTES_WAITING + KERNEL_BYTES;
     expect(ahead * MIB).toBeLessThan(bound);
     expect(mostInFlight).toBeLessThanOrEqual(MAX_TRANSFER_BYTES_IN_FLIGHT);
@@ -69,7 +59,7 @@ describe('back-pressure', () => {
     });
     const iterator = connect(target).prefill(Buffer.alloc(0))[Symbol.asyncIterator]();
     await iterator.next();
-    await blocked(() => sent);
+    await settled(() => sent);
     await iterator.return?.(undefined);
     await expect.poll(() => reasons, { timeout: 15_000 }).toEqual([expect.objectContaining({ code: 'CANCELLED' })]);
   });

@@ -116,3 +116,13 @@ export function aborted(signal: AbortSignal): Promise<unknown> {
 export function next(emitter: EventEmitter, event: string): Promise<void> {
   return new Promise((resolve) => emitter.once(event, () => resolve()));
 }
+
+/** Resolves when a figure has not changed for a while: whoever makes it grow is as far ahead as it can be. */
+export async function settled(figure: () => number): Promise<number> {
+  for (let last = -1; ;) {
+    const now = figure();
+    if (now === last) return now;
+    last = now;
+    await new Promise((resolve) => setTimeout(resolve, 500));
+  }
+}

@@ -28,10 +28,12 @@ import {
   type WatchNodeRequest,
   type WatchProducersRequest,
 } from '@muser/protocol';
+import { MAX_PEER_RECEIVED_BYTES_WAITING, MAX_PROCESS_RECEIVED_BYTES_WAITING } from '../limits.js';
 import { prepareMemory } from '../memory.js';
 import { peerOf } from '../identity/peer.js';
 import type { Identity, Role } from '../identity/types.js';
 import { CLIENT_OPTIONS } from '../options.js';
+import { PeerBudgets } from '../peer-budgets.js';
 import { HANDOFF_SERVICE, NODE_SERVICE, PLACEMENT_SERVICE } from '../services.js';
 import { grpcTarget } from '../target.js';
 import { readStream } from './stream.js';
@@ -57,12 +59,20 @@ export interface WatchOptions {
   idleTimeoutMs?: number;
 }
 
+/** Of all clients of this process. */
+const RECEIVED = new PeerBudgets({
+  processBytes: MAX_PROCESS_RECEIVED_BYTES_WAITING,
+  peerBytes: MAX_PEER_RECEIVED_BYTES_WAITING,
+});
+
 /**
  * A connection to one peer, made at the first call and again when it is lost. Calls on it fail with MuserErrors; an error
  * never closes the client.
  */
 export class PeerClient {
   readonly #target: string;
+  /** What RECEIVED knows the peer by. */
+  readonly #peer: string;
   readonly #credentials: ChannelCredentials;
   readonly #closed = new AbortController();
   #client: Client;
@@ -77,6 +87,7 @@ export class PeerClient {
   private constructor({ identity, target, expect }: ConnectOptions) {
     prepareMemory();
     this.#target = target;
+    this.#peer = expect.nodeId ?? target;
     const context = createSecureContext({
       key: identity.tlsKeyPem,
       cert: identity.tlsCertificatePem,
@@ -165,7 +176,12 @@ export class PeerClient {
     const { signal, ...limits } = options;
     const signals = signal === undefined ? [this.#closed.signal] : [this.#closed.signal, signal];
     const client = this.#client;
-    const peer = { client, target: this.#target, identity: () => this.#identity };
+    const peer = {
+      client,
+      target: this.#target,
+      identity: () => this.#identity,
+      received: RECEIVED.of(this.#peer),
+    };
     try {
       yield* readStream(peer, { path, request, signals, ...limits });
     } catch (error) {

@@ -1,27 +1,19 @@
 import { InterceptingCall, type Interceptor } from '@grpc/grpc-js';
-
-interface HeldMessage {
-  bytes: number;
-  pass: () => void;
-}
+import type { ByteBudget } from '../budget.js';
 
 /**
- * Stands between grpc-js and its readable stream, which would buffer 16 messages of any size: a message passes only while
- * fewer than `limitBytes` wait for the reader. As long as one is held here grpc-js reads no further, the HTTP/2 window closes,
- * and the sender waits.
+ * Stands between grpc-js and its readable stream, which would buffer 16 messages of any size: a message passes only when it
+ * fits into the budget of its call, and of the peer and the process above it. As long as one is held here grpc-js reads no
+ * further, the HTTP/2 window closes, and the sender waits.
  */
 export class ReceiveGate {
-  readonly #limitBytes: number;
-  #waitingBytes = 0;
-  #held: HeldMessage | null = null;
+  /** What was passed to the stream and the reader has not taken yet. */
+  readonly #budget: ByteBudget;
+  readonly #ended = new AbortController();
 
-  constructor(limitBytes: number) {
-    this.#limitBytes = limitBytes;
-  }
-
-  /** Passed to the stream and not yet taken by the reader. */
-  get waitingBytes(): number {
-    return this.#waitingBytes;
+  /** @param budget for this call alone; none of its messages may be larger */
+  constructor(budget: ByteBudget) {
+    this.#budget = budget;
   }
 
   readonly interceptor: Interceptor = (options, nextCall) =>
@@ -29,8 +21,8 @@ export class ReceiveGate {
       start: (metadata, _listener, next) => {
         next(metadata, {
           onReceiveMessage: (message: Buffer, passOn: (message: Buffer) => void) => {
-            this.#held = { bytes: message.length, pass: () => passOn(message) };
-            this.#passHeld();
+            if (this.#budget.tryAcquire(message.length)) passOn(message);
+            else void this.#hold(message, passOn);
           },
         });
       },
@@ -38,16 +30,22 @@ export class ReceiveGate {
 
   /** The reader has taken a message of this size. */
   taken(bytes: number): void {
-    this.#waitingBytes -= bytes;
-    this.#passHeld();
+    this.#budget.release(bytes);
   }
 
-  #passHeld(): void {
-    const held = this.#held;
-    if (held === null) return;
-    if (this.#waitingBytes > 0 && this.#waitingBytes + held.bytes > this.#limitBytes) return;
-    this.#held = null;
-    this.#waitingBytes += held.bytes;
-    held.pass();
+  /** The reader takes no more. */
+  dispose(): void {
+    this.#ended.abort();
+    this.#budget.release(this.#budget.usedBytes);
+  }
+
+  async #hold(message: Buffer, passOn: (message: Buffer) => void): Promise<void> {
+    try {
+      await this.#budget.acquire(message.length, this.#ended.signal);
+    } catch {
+      // The call has ended meanwhile.
+      return;
+    }
+    passOn(message);
   }
 }

@@ -1,5 +1,6 @@
 import { connectivityState, type CallOptions, type Client, type ServiceError } from '@grpc/grpc-js';
 import { MuserError } from '@muser/protocol';
+import { ByteBudget } from '../budget.js';
 import { CONNECT_TIMEOUT_MS, MAX_RECEIVED_BYTES_WAITING } from '../limits.js';
 import { fromServiceError } from '../translation.js';
 import { ReceiveGate } from './receive-gate.js';
@@ -19,6 +20,8 @@ export interface StreamPeer {
   client: Client;
   target: string;
   identity: () => MuserError | 'approved' | 'unseen';
+  /** What all calls to this peer share. */
+  received: ByteBudget;
 }
 
 const bytes = (message: Buffer): Buffer => message;
@@ -48,7 +51,7 @@ export async function* readStream(peer: StreamPeer, request: StreamRequest): Asy
 class StreamCall {
   readonly #peer: StreamPeer;
   readonly #request: StreamRequest;
-  readonly #gate = new ReceiveGate(MAX_RECEIVED_BYTES_WAITING);
+  readonly #gate: ReceiveGate;
   readonly #call;
   readonly #connectTimer: NodeJS.Timeout;
   /** This side gave up (cancel, timeouts): takes effect at once. */
@@ -61,6 +64,7 @@ class StreamCall {
   constructor(peer: StreamPeer, request: StreamRequest) {
     this.#peer = peer;
     this.#request = request;
+    this.#gate = new ReceiveGate(new ByteBudget(MAX_RECEIVED_BYTES_WAITING, peer.received));
     const options: CallOptions = { interceptors: [this.#gate.interceptor] };
     if (request.deadlineMs !== undefined) options.deadline = Date.now() + request.deadlineMs;
     this.#call = peer.client.makeServerStreamRequest(request.path, bytes, bytes, request.request, options);
@@ -92,6 +96,7 @@ class StreamCall {
     for (const signal of this.#request.signals) signal.removeEventListener('abort', this.#onAbort);
     clearTimeout(this.#connectTimer);
     this.#call.cancel();
+    this.#gate.dispose();
   }
 
   async #wait(): Promise<void> {

@@ -1,9 +1,9 @@
 import type { Server, ServerWritableStream } from '@grpc/grpc-js';
 import type { PeerIdentity } from '../identity/types.js';
-import { MAX_PEER_BYTES_IN_FLIGHT, MAX_PROCESS_BYTES_IN_FLIGHT, MAX_TRANSFER_BYTES_IN_FLIGHT } from '../limits.js';
-import { PeerBudgets } from '../peer-budgets.js';
+import { MAX_TRANSFER_BYTES_IN_FLIGHT } from '../limits.js';
 import { HANDOFF_SERVICE } from '../services.js';
-import { connectionsOf } from './connections.js';
+import { sentBytesOf } from './sent-bytes.js';
+import { connectionsOf } from './server.js';
 import { runStreamCall, type Authorize } from './stream-call.js';
 
 export interface PrefillCall {
@@ -27,7 +27,7 @@ export interface HandoffHandlers {
 /** Adds muser.v1.Handoff to a server. */
 export function addHandoffService(server: Server, { authorize, prefill }: HandoffHandlers): void {
   const connections = connectionsOf(server);
-  const budgets = new PeerBudgets({ processBytes: MAX_PROCESS_BYTES_IN_FLIGHT, peerBytes: MAX_PEER_BYTES_IN_FLIGHT });
+  const budgets = sentBytesOf(server);
   server.addService(HANDOFF_SERVICE, {
     Prefill: (call: ServerWritableStream<Buffer, Buffer>) => {
       void runStreamCall(call, {

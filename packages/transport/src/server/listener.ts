@@ -5,15 +5,14 @@ import {
   type Server as TlsServer,
   type TLSSocket,
 } from 'node:tls';
-import { Server, ServerCredentials } from '@grpc/grpc-js';
+import { ServerCredentials, type Server } from '@grpc/grpc-js';
 import { MuserError } from '@muser/protocol';
-import { prepareMemory } from '../memory.js';
 import { peerOf } from '../identity/peer.js';
 import type { Identity, PeerIdentity } from '../identity/types.js';
 import { HANDSHAKE_TIMEOUT_MS, MAX_CONNECTIONS } from '../limits.js';
-import { SERVER_OPTIONS } from '../options.js';
 import { formatTarget } from '../target.js';
-import { connectionsOf, type ConnectionTable } from './connections.js';
+import type { ConnectionTable } from './connections.js';
+import { connectionsOf } from './server.js';
 
 /** The two methods of a pino logger that are used here. */
 export interface TransportLogger {
@@ -31,12 +30,6 @@ export interface ListenOptions {
   /** Peers that may not take part: their connections end soon, after the time that it takes to tell them why. */
   isBarred?: (nodeId: string) => boolean;
   logger?: TransportLogger;
-}
-
-/** A gRPC server with this package's limits; add services to it, then listen. */
-export function createServer(): Server {
-  prepareMemory();
-  return new Server(SERVER_OPTIONS);
 }
 
 /**
@@ -161,7 +154,7 @@ function admit(
   }
   try {
     const peer = peerOf(certificate);
-    if (connections.addPeer(socket, peer)) return peer;
+    if (connections.addPeer(socket, peer, logger)) return peer;
     logger?.warn({ nodeId: peer.nodeId }, 'connection refused: the peer has too many');
   } catch (error) {
     logger?.warn({ remote: socket.remoteAddress, reason: errorCode(error) }, 'connection refused: no node certificate');

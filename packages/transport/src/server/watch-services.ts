@@ -26,11 +26,10 @@ import {
   type WatchNodeRequest,
   type WatchProducersRequest,
 } from '@muser/protocol';
-import { ByteBudget } from '../budget.js';
 import type { PeerIdentity } from '../identity/types.js';
-import { MAX_PROCESS_BYTES_IN_FLIGHT } from '../limits.js';
 import { NODE_SERVICE, PLACEMENT_SERVICE } from '../services.js';
-import { connectionsOf } from './connections.js';
+import { sentBytesOf } from './sent-bytes.js';
+import { connectionsOf } from './server.js';
 import { runStreamCall, type Authorize } from './stream-call.js';
 
 export interface WatchCall<Request, Update> {
@@ -110,12 +109,12 @@ function watchMethod<Request, Update>(
   codec: { decode: (bytes: Buffer) => Request; encode: (update: Update) => Buffer },
 ): (call: ServerWritableStream<Buffer, Buffer>) => void {
   const connections = connectionsOf(server);
-  const parent = new ByteBudget(MAX_PROCESS_BYTES_IN_FLIGHT);
+  const budgets = sentBytesOf(server);
   return (call) => {
     void runStreamCall(call, {
       connections,
       authorize,
-      budgetOf: () => ({ parent, limitBytes: MAX_MESSAGE_BYTES }),
+      budgetOf: (peer) => ({ parent: budgets.of(peer.nodeId), limitBytes: MAX_MESSAGE_BYTES }),
       handle: ({ peer, requestBytes, signal, sender }) =>
         watch({
           peer,
