@@ -21,7 +21,9 @@ const budgetsSchema = z.strictObject({
     unit: 'bytes',
     description: 'Computed rows of one transfer that may wait to be sent. Compute pauses when they are full.',
   }),
-  stagingBytes: bytes.default(1024 * MIB).meta({ unit: 'bytes', description: 'The same for all transfers together.' }),
+  stagingBytes: bytes
+    .default(1024 * MIB)
+    .meta({ unit: 'bytes', description: 'The same for all transfers together; half of it for those of one decoder.' }),
 });
 
 /** Where scripts/install-vllm.mjs puts vLLM. */

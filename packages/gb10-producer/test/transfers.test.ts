@@ -219,6 +219,28 @@ describe('memory', () => {
     await reader.return?.();
     expect(await bed.idle()).toEqual(NOTHING_LEFT);
   });
+
+  // promise: A decoder that does not read has a share of the memory that a producer keeps computed rows in, and no more.
+  // fault: memory-outside-heap
+  it('is bounded for all transfers of one decoder, and another one computes meanwhile', async () => {
+    const slowTransfers = 5;
+    const pattern = new PatternBackend({ maxConcurrent: 8, maxPromptTokens: LENGTH }, Infinity, LARGE);
+    await startOn(pattern, { budgets: { stagingBytesPerTransfer: STAGING, stagingBytes: 6 * STAGING } });
+    const slow = await bed.peer('decoder');
+    const readers = Array.from({ length: slowTransfers }, (_, index) => {
+      const stream = slow.client.prefill(encodePrefillRequest(slow.request({ tokens: prompt(LENGTH, index) })));
+      return stream[Symbol.asyncIterator]();
+    });
+    for (const reader of readers) await reader.next();
+    const staged = () => bed.producer.transfers.load.stagedBytes;
+    await until(() => staged() > 3 * STAGING - (2 << 20));
+    await decoder.receive(decoder.request({ tokens: prompt(500, 9) }));
+    // Without the share it would come to a stop at 15 MiB, two chunks for each.
+    await until(() => staged() <= 3 * STAGING);
+    expect(backend.stats().activePrefills).toBe(slowTransfers);
+    for (const reader of readers) await reader.return?.();
+    expect(await bed.idle()).toEqual(NOTHING_LEFT);
+  });
 });
 
 describe('the status', () => {

@@ -3,7 +3,7 @@ import { setMaxListeners } from 'node:events';
 
 import { MuserError, type SigningKey, TransferSender, type VerifyingKey, withoutForeignText } from '@muser/protocol';
 import { LearnedRate, type Logger } from '@muser/service-kit';
-import { ByteBudget, type PrefillCall } from '@muser/transport';
+import { ByteBudget, PeerBudgets, type PrefillCall } from '@muser/transport';
 
 import { orLate } from '../abort.js';
 import type { PrefillBackend } from '../backend/backend.js';
@@ -46,7 +46,7 @@ export interface TransferLoad {
 export class TransferService {
   readonly #options: TransferServiceOptions;
   readonly #queue: ComputeQueue;
-  readonly #staging: ByteBudget;
+  readonly #staging: PeerBudgets;
   readonly #rate = new LearnedRate();
   /** By nonce, in hexadecimal. */
   readonly #active = new Map<string, { decoderId: string; transfer: Transfer; settled: Promise<unknown> }>();
@@ -60,7 +60,10 @@ export class TransferService {
       concurrency: options.backend.limits.maxConcurrent,
       queueLimit: options.queueLimit,
     });
-    this.#staging = new ByteBudget(options.stagingBytes);
+    const { stagingBytes, stagingBytesPerTransfer } = options;
+    // One decoder that reads slowly leaves half of it to the others, and has enough for a transfer in any case.
+    const peerBytes = Math.max(stagingBytesPerTransfer, Math.floor(stagingBytes / 2));
+    this.#staging = new PeerBudgets({ processBytes: stagingBytes, peerBytes });
     // Every watcher of the status listens.
     setMaxListeners(0, this.#drain.signal);
   }
@@ -187,7 +190,7 @@ export class TransferService {
       readerGone: call.signal,
       backend,
       queue: this.#queue,
-      staging: new ByteBudget(stagingBytesPerTransfer, this.#staging),
+      staging: new ByteBudget(stagingBytesPerTransfer, this.#staging.of(admitted.decoderId)),
       receivedAtMs,
     });
   }
