@@ -132,7 +132,7 @@ function followCoordinator(
     onList: (list) => {
       directory.update(list);
       renewal.follow(list.renewOrder);
-      connections.keepOnly(new Set(list.producers.map((producer) => producer.nodeId)));
+      connections.keepEnrolled(list);
     },
   });
   return { connections, watch, renewal };

@@ -1,4 +1,4 @@
-import { MuserError, toMuserError, type ProducerEntry } from '@muser/protocol';
+import { MuserError, toMuserError, type ProducerEntry, type ProducerList } from '@muser/protocol';
 import { PeerClient, type LiveIdentity } from '@muser/transport';
 
 interface Connection {
@@ -14,6 +14,7 @@ interface Peer {
   current: Connection | null;
   /** The current one, and former ones on which transfers still run. */
   readonly open: Set<Connection>;
+  isRevoked: boolean;
 }
 
 /** Failures after which another address of the same producer is worth a try: nothing was sent yet. */
@@ -56,9 +57,8 @@ export class ProducerConnections {
         }
         return;
       } catch (error) {
-        const dropped = this.peers.get(entry.nodeId) !== peer && !options.signal.aborted;
-        const failure = dropped ? leftTheList(entry, error) : toMuserError(error, 'PEER_UNREACHABLE');
-        if (dropped) throw failure;
+        if (peer.isRevoked && !options.signal.aborted) throw revoked(entry, error);
+        const failure = toMuserError(error, 'PEER_UNREACHABLE');
         if (received || !OTHER_ADDRESS.has(failure.code)) throw failure;
         if (peer.current === connection) peer.current = null;
         firstFailure ??= failure;
@@ -69,23 +69,29 @@ export class ProducerConnections {
     throw firstFailure ?? new MuserError('PEER_UNREACHABLE', `The producer ${entry.name} has no address.`);
   }
 
-  /** Breaks the connections to producers that are not in the list any more, with the transfers on them. */
-  keepOnly(nodeIds: ReadonlySet<string>): void {
-    for (const [nodeId, { open }] of this.peers) {
-      if (nodeIds.has(nodeId)) continue;
-      for (const { client } of open) client.close();
-      this.peers.delete(nodeId);
+  /** Breaks the connections to producers that are not enrolled any more, with the transfers on them. */
+  keepEnrolled({ producers, unavailable }: ProducerList): void {
+    const enrolled = new Set([...producers, ...unavailable].map(({ nodeId }) => nodeId));
+    for (const [nodeId, peer] of this.peers) {
+      if (enrolled.has(nodeId)) continue;
+      peer.isRevoked = true;
+      this.drop(nodeId, peer);
     }
   }
 
   close(): void {
-    this.keepOnly(new Set());
+    for (const [nodeId, peer] of this.peers) this.drop(nodeId, peer);
+  }
+
+  private drop(nodeId: string, { open }: Peer): void {
+    for (const { client } of open) client.close();
+    this.peers.delete(nodeId);
   }
 
   private peerOf({ nodeId }: ProducerEntry): Peer {
     let peer = this.peers.get(nodeId);
     if (peer === undefined) {
-      peer = { current: null, open: new Set() };
+      peer = { current: null, open: new Set(), isRevoked: false };
       this.peers.set(nodeId, peer);
     }
     return peer;
@@ -108,9 +114,9 @@ export class ProducerConnections {
 }
 
 /** Its connections were closed under the transfer; that the client was closed would tell nobody anything. */
-function leftTheList({ name }: ProducerEntry, cause: unknown): MuserError {
-  const reason = 'it is silent, not ready, or revoked';
-  return new MuserError('PEER_UNREACHABLE', `The producer ${name} left the coordinator's list: ${reason}.`, { cause });
+function revoked({ name }: ProducerEntry, cause: unknown): MuserError {
+  const message = `The producer ${name} was revoked: it is in the coordinator's list no more.`;
+  return new MuserError('NODE_REVOKED', message, { cause });
 }
 
 /** The address of the current connection first. */

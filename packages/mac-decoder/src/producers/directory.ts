@@ -1,4 +1,4 @@
-import type { ProducerEntry, ProducerList } from '@muser/protocol';
+import type { ProducerEntry, ProducerList, UnavailableProducer, UnavailableReason } from '@muser/protocol';
 import { Circuit } from './circuit.js';
 
 /** A producer as far as this decoder knows it. */
@@ -12,6 +12,21 @@ export interface Producer {
   readonly pace: Circuit;
 }
 
+/** What was learned of an enrolled producer, kept while it is unavailable: transfers that run there still end. */
+interface TrackRecord {
+  readonly circuit: Circuit;
+  readonly pace: Circuit;
+  /** By what the coordinator said last; one that has not heard of it yet has said nothing. */
+  readonly wasReady: boolean;
+}
+
+const WHY_UNAVAILABLE: Readonly<{ [reason in UnavailableReason]: string }> = {
+  not_heard: 'has not been heard by the coordinator yet',
+  unreachable: 'cannot be reached by the coordinator',
+  error: 'is in error (muser node list says why)',
+  other_model: 'has another model',
+};
+
 /** A ticket this close to its end is not used: the producer's clock may be a little ahead. */
 const TICKET_MARGIN_MS = 2_000;
 
@@ -21,25 +36,34 @@ const TICKET_MARGIN_MS = 2_000;
  */
 export class ProducerDirectory {
   private producers = new Map<string, Producer>();
+  private unavailable: readonly UnavailableProducer[] = [];
+  private records = new Map<string, TrackRecord>();
 
   constructor(private readonly now: () => number = () => performance.now()) {}
 
   /** Takes the coordinator's newest list in place of the last one. */
   update(list: ProducerList): void {
-    const updated = new Map<string, Producer>();
+    const producers = new Map<string, Producer>();
+    const records = new Map<string, TrackRecord>();
     for (const entry of list.producers) {
-      const known = this.producers.get(entry.nodeId);
-      const circuit = known?.circuit ?? new Circuit(this.now);
-      const pace = known?.pace ?? new Circuit(this.now);
-      if (known !== undefined && known.entry.state !== 'ready' && entry.state === 'ready') {
+      const { circuit, pace, wasReady } = this.recordOf(entry.nodeId);
+      const isReady = entry.state === 'ready';
+      if (isReady && !wasReady) {
         circuit.reset();
         pace.reset();
       }
+      records.set(entry.nodeId, { circuit, pace, wasReady: isReady });
       // Lifetimes are taken from the coordinator's own clock, so that a wrong clock here does not matter.
       const ticketEndsAt = this.now() + (entry.ticketExpiresAtMs - list.coordinatorTimeMs);
-      updated.set(entry.nodeId, { entry, ticketEndsAt, circuit, pace });
+      producers.set(entry.nodeId, { entry, ticketEndsAt, circuit, pace });
     }
-    this.producers = updated;
+    for (const { nodeId, reason } of list.unavailable) {
+      const record = this.recordOf(nodeId);
+      records.set(nodeId, reason === 'not_heard' ? record : { ...record, wasReady: false });
+    }
+    this.producers = producers;
+    this.unavailable = list.unavailable;
+    this.records = records;
   }
 
   all(): Producer[] {
@@ -63,9 +87,15 @@ export class ProducerDirectory {
       const obstacle = this.obstacle(producer, promptTokens);
       return obstacle === null ? null : `${producer.entry.name} ${obstacle}`;
     });
+    for (const { name, reason } of this.unavailable) obstacles.push(`${name} ${WHY_UNAVAILABLE[reason]}`);
     if (obstacles.length === 0) return 'The coordinator knows no healthy producer with this model.';
     if (obstacles.includes(null)) return '';
     return `No producer takes this prompt now: ${obstacles.join('; ')}.`;
+  }
+
+  private recordOf(nodeId: string): TrackRecord {
+    const fresh = (): Circuit => new Circuit(this.now);
+    return this.records.get(nodeId) ?? { circuit: fresh(), pace: fresh(), wasReady: false };
   }
 
   private obstacle(producer: Producer, promptTokens: number): string | null {

@@ -208,26 +208,58 @@ describe.each([
   });
 });
 
-test('a producer that leaves the list in a transfer: the reason is its absence, not our closed connection', async () => {
-  await rig.offer(
-    {},
-    {
-      after: async (kind, shard, call) => {
-        if (kind !== 'shard' || shard !== FIRST_OF_CHUNK_2) return;
-        rig.coordinator.publish([]);
-        await hang(call.signal);
-      },
-    },
-  );
+/** Is called in the midst of a transfer, before its third chunk. */
+const inTransfer =
+  (does: (signal: AbortSignal) => Promise<void>): NonNullable<Misbehaviour['after']> =>
+  async (kind, shard, { signal }) => {
+    if (kind === 'shard' && shard === FIRST_OF_CHUNK_2) await does(signal);
+  };
+
+// promise: A producer that is revoked loses the transfers that run there as soon as the decoder has the list.
+test('a producer that is revoked in a transfer: the reason is that, not our closed connection', async () => {
+  const after = inTransfer(async (signal) => {
+    rig.coordinator.publish([]);
+    await hang(signal);
+  });
+  await rig.offer({}, { after });
   const { prompt, value } = rig.document(10, 1_700);
   const { text, muser } = await ask(rig.url, prompt, { prefill: 'remote' });
   expect(text).toContain(value);
   expect(muser.fallback).toMatchObject({
-    code: 'PEER_UNREACHABLE',
-    message: expect.stringContaining("left the coordinator's list") as string,
+    code: 'NODE_REVOKED',
+    message: expect.stringContaining('stand-in was revoked') as string,
   });
   expect(muser.promptTokens - (await locallyEvaluated())).toBe(2 * CHUNK_TOKENS);
 });
+
+// promise: A transfer goes on while the coordinator has just started, cannot reach its producer, or takes it for broken; no other request goes there.
+test.each([
+  ['not_heard', 'stand-in has not been heard'],
+  ['unreachable', 'stand-in cannot be reached by the coordinator'],
+  ['error', 'stand-in is in error'],
+  ['other_model', 'stand-in has another model'],
+] as const)(
+  'a producer that is %s by the coordinator in a transfer keeps it, and gets no other',
+  async (reason, why) => {
+    const { nodeId, name } = rig.entry();
+    const small = rig.document(12, 300);
+    const others: Awaited<ReturnType<typeof ask>>[] = [];
+    const after = inTransfer(async () => {
+      rig.coordinator.publish([], [{ nodeId, name, reason }]);
+      await rig.until(async () => (await rig.health()).producers.length === 0);
+      others.push(await ask(rig.url, small.prompt, { prefill: 'remote' }));
+    });
+    await rig.offer({}, { after });
+    const { prompt, value } = rig.document(13, 1_700);
+    const { text, muser } = await ask(rig.url, prompt, { prefill: 'remote' });
+    expect(text).toContain(value);
+    expect(muser).toMatchObject({ prefill: 'remote', fallback: null });
+    const fallback = { code: 'NO_PRODUCER', message: expect.stringContaining(why) as string };
+    expect(others).toMatchObject([
+      { text: expect.stringContaining(small.value) as string, muser: { prefill: 'local', producer: null, fallback } },
+    ]);
+  },
+);
 
 describe('a producer that leaves window rows out', () => {
   test('is fine while the last window is there', async () => {

@@ -1,3 +1,4 @@
+import type { UnavailableReason } from '@muser/protocol';
 import { describe, expect, test } from 'vitest';
 import { Circuit } from '../../src/producers/circuit.js';
 import { ProducerDirectory } from '../../src/producers/directory.js';
@@ -161,6 +162,28 @@ describe('ProducerDirectory', () => {
     expect(known.explainAbsence(10)).toContain('failed a moment ago');
     known.update(producerList(producerEntry({ state: 'error' })));
     known.update(list);
+    expect(known.available(10)).toHaveLength(1);
+  });
+
+  test('a failure in a transfer that goes on is remembered over the start of a coordinator', () => {
+    const { directory: known } = directory();
+    const { nodeId, name } = producerEntry();
+    const absent = (reason: UnavailableReason): void =>
+      known.update({ ...producerList(), unavailable: [{ nodeId, name, reason }] });
+    known.update(producerList(producerEntry()));
+    const [running] = known.available(10);
+    running?.circuit.begin();
+    absent('not_heard');
+    expect(known.available(10)).toEqual([]);
+    expect(known.explainAbsence(10)).toContain('spark has not been heard by the coordinator yet');
+    running?.circuit.failed('KV_MISMATCH');
+    known.update(producerList(producerEntry()));
+    expect(known.available(10)).toEqual([]);
+    expect(known.explainAbsence(10)).toContain('failed a moment ago');
+    // It was away itself, so it begins anew.
+    absent('unreachable');
+    expect(known.explainAbsence(10)).toContain('spark cannot be reached by the coordinator');
+    known.update(producerList(producerEntry()));
     expect(known.available(10)).toHaveLength(1);
   });
 
