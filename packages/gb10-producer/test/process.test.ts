@@ -5,8 +5,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
 import { encodePrefillRequest } from '@muser/protocol';
-import { TestAuthority, type TestIdentityRequest } from '@muser/testing';
-import { PeerClient } from '@muser/transport';
+import { floodInEveryWay, TestAuthority, type TestIdentityRequest } from '@muser/testing';
+import { MAX_PEER_BURST_BYTES, PeerClient } from '@muser/transport';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 
 import { MUSE_NANO } from './support/model.js';
@@ -113,6 +113,26 @@ describe('the producer process', () => {
     child?.kill('SIGTERM');
     await rest(frames);
     expect(await exitOf(child as ChildProcess)).toBe(0);
+  });
+
+  // promise: Floods of HTTP/2 frames at a producer's port end with their connections; its transfers go on.
+  // fault: open-to-anybody
+  it.each([
+    ['enrolled nodes', true],
+    ['who has no certificate', false],
+  ])('ends floods of frames by %s, and finishes what runs', async (_, enrolled) => {
+    await enroll();
+    const ready = await run({ pacing: 500 });
+    const frames = await beginTransfer(ready);
+    const notEnded = await floodInEveryWay({
+      port: Number(String(ready['address']).split(':').at(-1)),
+      ca: authority.caPem,
+      path: '/muser.v1.Handoff/Prefill',
+      identity: () => (enrolled ? authority.identity('decoder') : Promise.resolve(null)),
+      limitBytes: 8 * MAX_PEER_BURST_BYTES,
+    });
+    expect(notEnded).toEqual([]);
+    expect(await rest(frames)).toBeGreaterThan(2);
   });
 
   it('ends when its parent is gone', async () => {

@@ -2,7 +2,8 @@ import { spawnSync } from 'node:child_process';
 import { readdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 
-import { createIdentity } from '@muser/transport';
+import { floodInEveryWay } from '@muser/testing';
+import { createIdentity, MAX_PEER_BURST_BYTES } from '@muser/transport';
 import { describe, expect, it } from 'vitest';
 
 import { has, StandInDecoder } from '../support/decoder.js';
@@ -45,6 +46,34 @@ describe('a coordinator process', () => {
     expect(await second.exit).toBe(0);
     expect(await readdir(stateDir)).toEqual(['ca', 'identity', 'operator.token', 'registry.sqlite']);
     expect(second.log).not.toContain(operator.token);
+  });
+
+  // promise: Floods of HTTP/2 frames at a coordinator's port end with their connections; decoders go on watching.
+  // fault: open-to-anybody
+  it.each([
+    ['enrolled nodes', true],
+    ['who has no certificate', false],
+  ])('ends floods of frames by %s, and serves the others', async (_, enrolled) => {
+    const stateDir = await stateFolder();
+    const coordinator = await CoordinatorProcess.launch({ stateDir });
+    const { grpc, nodeId } = await coordinator.ready();
+    const operator = await Operator.at(await coordinator.ready(), stateDir);
+    const { identity } = await operator.enroll('decoder');
+    const watching = new StandInDecoder(identity, grpc, { coordinatorId: nodeId });
+    await watching.list();
+    const notEnded = await floodInEveryWay({
+      port: Number(grpc.split(':').at(-1)),
+      ca: identity.caPem,
+      path: '/muser.v1.Placement/WatchProducers',
+      identity: async () => (enrolled ? (await operator.enroll('decoder')).identity : null),
+      limitBytes: 8 * MAX_PEER_BURST_BYTES,
+    });
+    expect(notEnded).toEqual([]);
+    const { nodeId: producerId, identity: producerIdentity } = await operator.enroll('producer');
+    const producer = await StandInProducer.listen(producerIdentity);
+    await operator.setAddresses(producerId, [producer.target]);
+    await watching.list(has(producerId));
+    await watching.close();
   });
 
   it('has its state folder for itself', async () => {
