@@ -99,6 +99,11 @@ export class DecoderEngine {
     return this.room.admit(wanted, signal);
   }
 
+  /** Frees what is kept of former requests with rows of these producers in it. */
+  dropRowsOf(producerIds: readonly string[]): void {
+    this.room.dropRowsOf(producerIds);
+  }
+
   /** Turns away who waits, then frees engine and model. Running sequences must have been released. */
   async close(): Promise<void> {
     this.tokenizer.close();

@@ -64,8 +64,9 @@ export class KeptPrefixes<T> {
     return this.kept.shift() ?? null;
   }
 
-  private remove(superfluous: (prefix: KeptPrefix<T>) => boolean): KeptPrefix<T>[] {
-    const removed = this.kept.filter(superfluous);
+  /** Takes out all that are no longer wanted. */
+  remove(unwanted: (prefix: KeptPrefix<T>) => boolean): KeptPrefix<T>[] {
+    const removed = this.kept.filter(unwanted);
     for (const prefix of removed) this.kept.splice(this.kept.indexOf(prefix), 1);
     return removed;
   }

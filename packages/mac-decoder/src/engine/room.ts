@@ -2,6 +2,7 @@ import type { Engine, Sequence } from '@muser/metal';
 import { fromEngineError, MuserError } from '@muser/protocol';
 import { engineCall } from '../errors/engine-errors.js';
 import { KeptPrefixes, type FoundPrefix, type KeptPrefix } from './kept-prefixes.js';
+import { RowOrigins } from './row-origins.js';
 import { SequenceLease } from './sequence-lease.js';
 import { WaitingLine } from './waiting-line.js';
 
@@ -32,13 +33,19 @@ export interface RoomLoad {
   readonly kept: { readonly sequences: number; readonly tokens: number; readonly limitTokens: number };
 }
 
+/** A sequence, and who its rows are of. */
+interface HeldRows {
+  readonly sequence: Sequence;
+  readonly origins: RowOrigins;
+}
+
 /**
  * Shares the engine's sequences and cells. Running requests are counted here; what they leave free may hold prefixes of
  * former ones, which go, least recently used first, as soon as a request needs their place.
  */
 export class EngineRoom {
   private readonly line: WaitingLine<number>;
-  private readonly kept: KeptPrefixes<Sequence>;
+  private readonly kept: KeptPrefixes<HeldRows>;
   /** Sequences that are being freed. */
   private readonly drops = new Set<Promise<void>>();
   private running = 0;
@@ -71,16 +78,22 @@ export class EngineRoom {
   async admit(wanted: WantedRoom, signal: AbortSignal): Promise<SequenceLease> {
     await this.line.enter(wanted.reserveTokens, signal);
     try {
-      const sequence = await this.sequenceFor(wanted);
+      const { sequence, origins } = await this.rowsFor(wanted);
       return new SequenceLease({
         sequence,
+        origins,
         reopen: () => this.open(wanted.reserveTokens),
-        giveBack: (last, keep) => this.takeBack(last, wanted, keep),
+        giveBack: (last, keep) => this.takeBack({ sequence: last, origins }, wanted, keep),
       });
     } catch (error) {
       this.giveUp(wanted);
       throw fromEngineError(error);
     }
+  }
+
+  /** Frees what is kept with rows of these producers in it. */
+  dropRowsOf(producerIds: readonly string[]): void {
+    for (const prefix of this.kept.remove(({ holder }) => holder.origins.isOfAny(producerIds))) this.drop(prefix);
   }
 
   /** Turns away who waits and frees what is kept. */
@@ -110,21 +123,22 @@ export class EngineRoom {
     this.line.advance();
   }
 
-  private async sequenceFor({ prompt, reserveTokens }: WantedRoom): Promise<Sequence> {
+  private async rowsFor({ prompt, reserveTokens }: WantedRoom): Promise<HeldRows> {
     const found = this.kept.take(prompt);
     this.makeRoom();
-    const sequence = found === null ? null : await this.takeOver(found, reserveTokens);
-    return sequence ?? this.open(reserveTokens);
+    const held = found === null ? null : await this.takeOver(found, reserveTokens);
+    return held ?? { sequence: await this.open(reserveTokens), origins: new RowOrigins() };
   }
 
   /** Null when the rows cannot be used after all. */
-  private async takeOver({ prefix, usable }: FoundPrefix<Sequence>, reserveTokens: number): Promise<Sequence | null> {
-    const sequence = prefix.holder;
+  private async takeOver({ prefix, usable }: FoundPrefix<HeldRows>, reserveTokens: number): Promise<HeldRows | null> {
+    const { sequence, origins } = prefix.holder;
     try {
       // Also at the end: it refuses rows that were lost meanwhile.
       await sequence.truncate(usable);
       await this.whenFree(() => sequence.reserve(reserveTokens));
-      return sequence;
+      origins.cut(usable);
+      return prefix.holder;
     } catch {
       // Where only the way back was closed (rows of a window are gone), it is still good for its own prompt.
       const whole = usable < prefix.tokens.length && sequence.position === prefix.tokens.length;
@@ -163,8 +177,8 @@ export class EngineRoom {
     }
   }
 
-  private drop({ holder }: Pick<KeptPrefix<Sequence>, 'holder'>): void {
-    const drop: Promise<void> = holder
+  private drop({ holder }: Pick<KeptPrefix<HeldRows>, 'holder'>): void {
+    const drop: Promise<void> = holder.sequence
       .dispose()
       // A closed engine has freed it.
       .catch(() => undefined)
@@ -172,11 +186,11 @@ export class EngineRoom {
     this.drops.add(drop);
   }
 
-  private async takeBack(sequence: Sequence, wanted: WantedRoom, keep: boolean): Promise<void> {
+  private async takeBack(rows: HeldRows, wanted: WantedRoom, keep: boolean): Promise<void> {
     try {
-      const prefix = keep && !this.closed ? await this.prefixOf(sequence, wanted.prompt) : null;
+      const prefix = keep && !this.closed ? await this.prefixOf(rows, wanted.prompt) : null;
       // It may have been closed meanwhile.
-      if (prefix === null || this.closed) await sequence.dispose();
+      if (prefix === null || this.closed) await rows.sequence.dispose();
       else this.keep(prefix);
     } finally {
       this.giveUp(wanted);
@@ -184,17 +198,19 @@ export class EngineRoom {
     }
   }
 
-  private keep(prefix: KeptPrefix<Sequence>): void {
+  private keep(prefix: KeptPrefix<HeldRows>): void {
     for (const dropped of this.kept.add(prefix)) this.drop(dropped);
   }
 
   /** The prompt's rows that can be gone on from, in no more cells than they need; null when there are none. */
-  private async prefixOf(sequence: Sequence, prompt: Uint32Array): Promise<KeptPrefix<Sequence> | null> {
+  private async prefixOf(rows: HeldRows, prompt: Uint32Array): Promise<KeptPrefix<HeldRows> | null> {
+    const { sequence, origins } = rows;
     const length = Math.min(sequence.position, prompt.length - 1);
     if (length < 1 || length > this.kept.limitTokens) return null;
     // Refused where rows were lost, or where nobody can go on from there.
     const changes = await Promise.allSettled([sequence.truncate(length), sequence.reserve(length)]);
     if (changes.some(({ status }) => status === 'rejected')) return null;
-    return { tokens: prompt.slice(0, length), holder: sequence };
+    origins.cut(length);
+    return { tokens: prompt.slice(0, length), holder: rows };
   }
 }

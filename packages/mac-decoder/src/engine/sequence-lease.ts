@@ -1,9 +1,12 @@
 import type { Sequence } from '@muser/metal';
 import { fromEngineError, MuserError } from '@muser/protocol';
 import { engineCall } from '../errors/engine-errors.js';
+import type { RowOrigins } from './row-origins.js';
 
 export interface LeaseParts {
   readonly sequence: Sequence;
+  /** Of the rows that it has from an earlier request; kept up to date while the lease lasts. */
+  readonly origins: RowOrigins;
   /** Opens an empty sequence with the same room, after the one before was disposed. */
   readonly reopen: () => Promise<Sequence>;
   /** Takes the sequence back with its room; it may keep the rows of the prompt for the next request. */
@@ -24,6 +27,11 @@ export class SequenceLease {
     return this.current;
   }
 
+  /** Who the sequence's rows are of. */
+  get origins(): RowOrigins {
+    return this.parts.origins;
+  }
+
   /**
    * Puts the sequence back to `position` tokens. Where the engine refuses that (rows of a window are gone), to 0; where
    * it refuses even that, a new sequence takes its place.
@@ -34,6 +42,7 @@ export class SequenceLease {
     for (const target of new Set([position, 0])) {
       try {
         await this.current.truncate(target);
+        this.origins.cut(target);
         return target;
       } catch (error) {
         if (fromEngineError(error).code === 'CANCELLED') throw fromEngineError(error);
@@ -47,6 +56,7 @@ export class SequenceLease {
   async replace(): Promise<void> {
     if (this.released !== null) throw new MuserError('SEQUENCE_STATE', 'The sequence was released.');
     await engineCall(() => this.current.dispose());
+    this.origins.cut(0);
     this.current = await this.parts.reopen();
   }
 

@@ -86,6 +86,7 @@ class Transfer {
   private state: TransferState = 'requested';
   private readonly figures = new TransferFigures();
   private readonly stop = new AbortController();
+  private readonly firstToken: number;
   private readonly endToken: number;
   private readonly installs: InstallQueue;
   private readonly staged: ByteBudget;
@@ -94,8 +95,9 @@ class Transfer {
   private begin: Begin | null = null;
 
   constructor(private readonly options: TransferOptions) {
+    this.firstToken = options.lease.sequence.position;
     this.endToken = options.tokens.length - 1;
-    this.lastResumePoint = options.lease.sequence.position;
+    this.lastResumePoint = this.firstToken;
     this.staged = new ByteBudget(MAX_STAGED_TRANSFER_BYTES, options.staged);
     this.installs = new InstallQueue({
       sequence: options.lease.sequence,
@@ -234,8 +236,10 @@ class Transfer {
   }
 
   private onInstalled(chunk: ReceivedChunk): void {
-    const at = this.options.now();
+    const { lease, producer, now } = this.options;
+    const at = now();
     this.figures.addInstall(at, chunk.payloadBytes);
+    lease.origins.received(producer.nodeId, this.firstToken, chunk.end);
     if (chunk.resumePoint) this.lastResumePoint = chunk.end;
     this.options.observer.installed(at, chunk.end, this.lastResumePoint);
   }

@@ -28,14 +28,16 @@ const HARMLESS: ReadonlySet<ErrorCode> = new Set([
  * | probing | that one, no others                        | its success -> closed; its failure -> open; neither -> open with the pause as it was |
  *
  * A request whose own link dropped may try again before the pause is over (`admitsRetry`), as the one probe. When that fails
- * the pause stays as it is: it is still the same failure. Wrong rows (KV_MISMATCH) open it for half an hour, whatever else
- * ends meanwhile.
+ * the pause stays as it is: it is still the same failure.
+ *
+ * Wrong rows (KV_MISMATCH) open it for half an hour, whatever else ends meanwhile. After that a probe closes it only if its
+ * rows were checked and found right; until then requests go there one at a time.
  */
 export class Circuit {
   private state: 'closed' | 'open' | 'probing' = 'closed';
   private pauseMs = FIRST_PAUSE_MS;
   private openUntil = 0;
-  private distrustedUntil = 0;
+  private distrusted = false;
 
   constructor(private readonly now: () => number) {}
 
@@ -46,12 +48,17 @@ export class Circuit {
 
   /** Whether a request that this producer failed may try it again before the pause is over: nobody else does. */
   get admitsRetry(): boolean {
-    return this.state !== 'probing' && !this.isDistrusted;
+    return this.state !== 'probing' && !this.distrusted;
   }
 
   /** Whether the next request would be a probe. */
   get awaitsProbe(): boolean {
     return this.state === 'open' && this.admits;
+  }
+
+  /** Whether its rows were found wrong, and none right since. */
+  get isDistrusted(): boolean {
+    return this.distrusted;
   }
 
   /** Milliseconds until a request may try again; 0 when it may now. */
@@ -64,11 +71,11 @@ export class Circuit {
     if (this.state === 'open') this.state = 'probing';
   }
 
-  succeeded(): void {
-    // What was under way when wrong rows were found proves nothing.
-    if (this.isDistrusted) return;
-    this.state = 'closed';
-    this.pauseMs = FIRST_PAUSE_MS;
+  /** @param foundRight its rows were checked */
+  succeeded(foundRight = false): void {
+    // What was under way when wrong rows were found proves nothing, nor does a transfer that nobody checked.
+    if (this.distrusted && (this.inPause || !foundRight)) this.undecided();
+    else this.close();
   }
 
   failed(code: ErrorCode): void {
@@ -79,7 +86,7 @@ export class Circuit {
 
   /** A failure, whatever its code. */
   trip(): void {
-    const inPause = this.state !== 'closed' && this.now() < this.openUntil;
+    const { inPause } = this;
     this.state = 'open';
     // Requests that were under way together fail together, and an early retry fails for the same reason: one failure.
     if (inPause) return;
@@ -87,14 +94,20 @@ export class Circuit {
     this.pauseMs = Math.min(LONGEST_PAUSE_MS, this.pauseMs * 2);
   }
 
-  private get isDistrusted(): boolean {
-    return this.now() < this.distrustedUntil;
+  private get inPause(): boolean {
+    return this.state !== 'closed' && this.now() < this.openUntil;
   }
 
   private distrust(): void {
     this.state = 'open';
-    this.distrustedUntil = this.now() + DISTRUST_PAUSE_MS;
-    this.openUntil = this.distrustedUntil;
+    this.distrusted = true;
+    this.openUntil = this.now() + DISTRUST_PAUSE_MS;
+  }
+
+  private close(): void {
+    this.state = 'closed';
+    this.distrusted = false;
+    this.pauseMs = FIRST_PAUSE_MS;
   }
 
   /** The request ended for a reason that says nothing about the producer: the next one may probe it. */
@@ -104,7 +117,6 @@ export class Circuit {
 
   /** The producer came back by itself (it was away from the coordinator's list): all is forgotten. */
   reset(): void {
-    this.distrustedUntil = 0;
-    this.succeeded();
+    this.close();
   }
 }

@@ -66,6 +66,11 @@ export class ProducerDirectory {
     this.records = records;
   }
 
+  /** Wrong rows were found that may be of any of these. */
+  distrust(nodeIds: readonly string[]): void {
+    for (const nodeId of nodeIds) this.records.get(nodeId)?.circuit.failed('KV_MISMATCH');
+  }
+
   all(): Producer[] {
     return [...this.producers.values()];
   }

@@ -95,6 +95,8 @@ class Attempts {
   /** Whose fault it was decides who is asked again. */
   private judge({ producer, from, to, result }: Attempt, failure: MuserError): void {
     const { nodeId } = producer.entry;
+    // The rows of one whose link dropped may be the wrong ones.
+    if (failure.code === 'KV_MISMATCH') this.dropped = null;
     const before = this.dropped?.nodeId === nodeId ? this.dropped.drops : 0;
     // A link can only drop that was there: a producer that never answered is not waited for.
     const linkWasUp = before > 0 || result.figures.beginAt !== null;

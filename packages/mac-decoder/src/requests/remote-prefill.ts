@@ -31,6 +31,8 @@ export interface RemotePrefillOptions {
   readonly meter: ProgressMeter;
   readonly rates: MeasuredRates;
   readonly samples: KvSamples;
+  /** Told of the producers whose rows were found wrong, or may have been: nobody is to use them, nor what is kept of them. */
+  readonly distrust: (producerIds: readonly string[]) => void;
 }
 
 /**
@@ -55,8 +57,8 @@ export async function remotePrefill(options: RemotePrefillOptions): Promise<Tran
       observer: observerOf(options, timer),
       ...(timer === null ? {} : { leave: timer.signal }),
     });
-    const result = await checked(transferred, options, heldTokens);
-    settleCircuits(producer, result, pace !== null);
+    const { result, foundRight } = await checked(transferred, options, heldTokens);
+    settleCircuits(producer, result, foundRight, pace !== null);
     options.rates.of(producer.entry.nodeId).learn(sampleOf(options, result, { startedAt, heldTokens }));
     return result;
   } catch (error) {
@@ -69,24 +71,37 @@ export async function remotePrefill(options: RemotePrefillOptions): Promise<Tran
   }
 }
 
-/** A transfer that completed may be a sample; one that is wrong counts as failed, and nothing of its sequence is used. */
+/**
+ * The rows that an attempt left may be a sample, also where it failed: they are used. Not where it was left for being slow,
+ * because then an end has been promised. Wrong ones are a failure of their own, and are not used.
+ */
 async function checked(
   result: TransferResult,
-  { lease, producer, geometry, tokens, signal, samples }: RemotePrefillOptions,
+  { lease, producer, geometry, tokens, signal, samples, distrust }: RemotePrefillOptions,
   firstToken: number,
-): Promise<TransferResult> {
-  if (result.failure !== null) return result;
+): Promise<{ result: TransferResult; foundRight: boolean }> {
+  const isUsed = result.position > firstToken && !result.failedHere && result.failure?.code !== 'PRODUCER_SLOW';
+  if (!isUsed) return { result, foundRight: false };
   const { nodeId } = producer.entry;
-  const failure = await samples.check({ lease, producerId: nodeId, geometry, tokens, firstToken, signal });
-  return failure === null ? result : { ...result, failure, position: lease.sequence.position };
+  const due = producer.circuit.isDistrusted;
+  const rows = { lease, producerId: nodeId, due, geometry, tokens, firstToken, signal };
+  const { foundRight, wrong } = await samples.check(rows);
+  if (wrong === null) return { result, foundRight };
+  distrust(wrong.producerIds);
+  return { result: { ...result, failure: wrong.failure, position: lease.sequence.position }, foundRight };
 }
 
 /**
  * Being slow says nothing about a producer's health, and only requests that are in a hurry are kept away for it. A failure
  * says nothing about its pace.
  */
-function settleCircuits({ circuit, pace }: Producer, { failure, failedHere }: TransferResult, paced: boolean): void {
-  if (failure === null) circuit.succeeded();
+function settleCircuits(
+  { circuit, pace }: Producer,
+  { failure, failedHere }: TransferResult,
+  foundRight: boolean,
+  paced: boolean,
+): void {
+  if (failure === null) circuit.succeeded(foundRight);
   else if (failedHere) circuit.undecided();
   else circuit.failed(failure.code);
   if (!paced) return;

@@ -65,7 +65,7 @@ export class RequestRunner {
       else logger.warn(figures, 'not answered');
       throw failure;
     } finally {
-      await lease.release(keep);
+      await lease.release(keep && this.options.samples.mayKeep(lease.origins.producerIds));
     }
   }
 
@@ -117,6 +117,10 @@ export class RequestRunner {
           meter,
           rates,
           samples,
+          distrust: (producerIds) => {
+            directory.distrust(producerIds);
+            engine.dropRowsOf(producerIds);
+          },
           model: engine.identity,
           stallTimeoutMs: this.options.stallTimeoutMs,
         }),

@@ -14,16 +14,16 @@ afterAll(() => rig?.close());
 /** See fallback.test.ts; a chunk without window rows has one. */
 const SHARDS_PER_CHUNK = 2;
 
-async function keptTokens(): Promise<number> {
-  const { kept } = (await (await fetch(`${rig.url}/health`)).json()) as { kept: { tokens: number } };
+async function keptTokens(of = rig): Promise<number> {
+  const { kept } = (await (await fetch(`${of.url}/health`)).json()) as { kept: { tokens: number } };
   return kept.tokens;
 }
 
 /** Asks, and leaves as soon as `done` tokens of the prompt are there, by the way that it is told to go. */
-async function leaveAt(prompt: string, prefill: 'local' | 'remote', done: number): Promise<void> {
+async function leaveAt(prompt: string, prefill: 'local' | 'remote', done: number, of = rig): Promise<void> {
   const leaving = new AbortController();
   const response = await post(
-    rig.url,
+    of.url,
     { messages: [{ role: 'user', content: prompt }], stream: true, muser: { prefill, progress: true } },
     { signal: leaving.signal },
   );
@@ -42,7 +42,7 @@ async function leaveAt(prompt: string, prefill: 'local' | 'remote', done: number
     seen += Buffer.from(part.value as Uint8Array).toString();
   }
   leaving.abort();
-  await rig.settled();
+  await of.settled();
 }
 
 /** Sends so many shards and nothing more. */
@@ -109,4 +109,19 @@ test('the next turn of a chat does not prefill the first one again', async () =>
   const second = await ask(rig.url, '', { prefill: 'auto' }, { messages });
   expect(second.muser.cachedTokens).toBe(first.muser.promptTokens - 1);
   expect(second.text).toContain(value);
+});
+
+test('what is kept of a producer is dropped when its rows are found wrong', async () => {
+  const own = await Rig.start({ checkedTransfers: 1 });
+  try {
+    await own.offer({}, stopAfter(SHARDS_PER_CHUNK + 1));
+    await leaveAt(own.document(11, 700).prompt, 'remote', CHUNK_TOKENS, own);
+    expect(await keptTokens(own)).toBe(CHUNK_TOKENS);
+    await own.offer({}, { payload: (rows) => Buffer.alloc(rows.length) });
+    const { muser } = await ask(own.url, own.document(12, 100).prompt, { prefill: 'remote' }, { max_tokens: 1 });
+    expect(muser.fallback?.code).toBe('KV_MISMATCH');
+    expect(await keptTokens(own)).toBe(0);
+  } finally {
+    await own.close();
+  }
 });

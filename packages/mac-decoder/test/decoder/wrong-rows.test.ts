@@ -1,19 +1,20 @@
 // An enrolled producer that signs and sends rows which are not those of the prompt.
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import { ask } from '../support/client.js';
-import { TwoProducers } from '../support/two-producers.js';
+import { CHUNK_TOKENS } from '../support/rig.js';
+import { endsAt, SHARDS_PER_CHUNK, TwoProducers } from '../support/two-producers.js';
 import type { Misbehaviour } from '../support/stand-in-producer.js';
 
 let two: TwoProducers;
 beforeAll(async () => {
-  two = await TwoProducers.start();
+  two = await TwoProducers.start({ checkedTransfers: 1 });
 });
 afterEach(() => two.settled());
 afterAll(() => two?.close());
 
 const ROW_BYTES = 256;
 const HEAD_BYTES = 128;
-const PROMPT_TOKENS = 600;
+const PROMPT_TOKENS = 150;
 
 const eachRow =
   (change: (row: Buffer, index: number) => void): NonNullable<Misbehaviour['payload']> =>
@@ -23,16 +24,17 @@ const eachRow =
     return changed;
   };
 
+const opposite: Misbehaviour = {
+  payload: eachRow((row) => row.forEach((byte, at) => (row[at] = at % 2 ? byte ^ 0x80 : byte))),
+};
+
 const lies: [string, Misbehaviour][] = [
   ['rows of zeros', { payload: eachRow((row) => row.fill(0)) }],
   [
     'heads in another order',
     { payload: eachRow((row) => row.set([...row.subarray(HEAD_BYTES), ...row.subarray(0, HEAD_BYTES)])) },
   ],
-  [
-    'the opposite of every number',
-    { payload: eachRow((row) => row.forEach((byte, at) => (row[at] = at % 2 ? byte ^ 0x80 : byte))) },
-  ],
+  ['the opposite of every number', opposite],
   [
     'layers one place further',
     {
@@ -44,6 +46,12 @@ const lies: [string, Misbehaviour][] = [
 ];
 
 const counts = async () => (await two.rig.health()).checkedTransfers;
+
+/** The last line of the log about wrong rows. */
+async function lastFinding(rig = two.rig): Promise<Record<string, unknown>> {
+  const lines = (await rig.log()).split('\n').filter((line) => line.includes('wrong rows'));
+  return JSON.parse(lines.at(-1) ?? '{}') as Record<string, unknown>;
+}
 
 describe('rows that are not those of the prompt', () => {
   // promise: The first transfer of a producer is checked: rows that are not those of the prompt are not used, nor is the producer.
@@ -73,8 +81,74 @@ describe('rows that are not those of the prompt', () => {
     const { text, muser } = await ask(rig.url, prompt, { prefill: 'remote' });
     expect(text).toContain(value);
     expect([muser.prefill, muser.fallback?.code]).toEqual(['local', 'KV_MISMATCH']);
-    const log = await rig.log();
-    const line = log.split('\n').find((one) => one.includes('wrong rows')) ?? '{}';
-    expect(JSON.parse(line)).toMatchObject({ level: 'error', verdict: 'wrong', layer: expect.any(Number) as number });
+    expect(await lastFinding()).toMatchObject({
+      ...{ level: 'error', verdict: 'wrong', layer: expect.any(Number) as number },
+      distrusted: [rig.producer.nodeId],
+    });
   });
+});
+
+describe('a producer that chooses its chunks so that the window rows before the sample do not come', () => {
+  const W = CHUNK_TOKENS;
+  const choices: [string, number, Misbehaviour][] = [
+    ['one chunk that is longer than the window', 1.2 * W, { chunkTokens: () => 8 * W }],
+    [
+      'a last chunk as long as the window, and none of the window before it',
+      2.1 * W,
+      { chunkTokens: (endToken) => endToken - W, skipWindowOf: [0] },
+    ],
+  ];
+
+  // promise: A producer cannot avoid checks by the length of its chunks or by what it skips.
+  test.each(choices)('is checked all the same: %s', async (_name, promptTokens, choice) => {
+    const { rig } = two;
+    await two.offer({ ...choice, ...opposite });
+    const { prompt, value } = rig.document(4, Math.round(promptTokens));
+    const { text, muser } = await ask(rig.url, prompt, { prefill: 'remote' });
+    expect(text).toContain(value);
+    expect(muser.attempts[0]).toMatchObject({ producer: { name: 'stand-in' }, to: 0, code: 'KV_MISMATCH' });
+    expect(await lastFinding()).toMatchObject({ producerId: rig.producer.nodeId, sampledTokens: 1 });
+  });
+});
+
+test('rows that are used though their transfer did not complete are checked where they end', async () => {
+  const { rig } = two;
+  await two.offer({ ...opposite, ...endsAt(SHARDS_PER_CHUNK - 1) });
+  const { prompt, value } = rig.document(7, 550);
+  const { text, muser } = await ask(rig.url, prompt, { prefill: 'remote' });
+  expect(text).toContain(value);
+  expect(muser.attempts).toMatchObject([
+    { producer: { name: 'stand-in' }, from: 0, to: 0, code: 'KV_MISMATCH' },
+    { producer: { name: 'second' }, from: 0, code: null },
+  ]);
+});
+
+// promise: Wrong rows that may be of several producers are used by nobody, and all of these producers are avoided.
+test('rows of two producers: wrong ones of the first, which nobody checked, cost both of them the trust', async () => {
+  // Only what is due is checked, nothing by chance.
+  const pair = await TwoProducers.start({ checkedTransfers: 1e-9 });
+  try {
+    const { rig, second } = pair;
+    const once = async (seed: number) =>
+      (await ask(rig.url, rig.document(seed, PROMPT_TOKENS).prompt, { prefill: 'remote' }, { max_tokens: 1 })).muser;
+    await pair.offer({});
+    expect((await once(8)).producer?.name).toBe('stand-in');
+
+    await pair.offer({ ...opposite, ...endsAt(SHARDS_PER_CHUNK - 1) });
+    const { prompt, value } = rig.document(9, CHUNK_TOKENS);
+    const { text, muser } = await ask(rig.url, prompt, { prefill: 'remote' });
+    expect(text).toContain(value);
+    expect(muser.attempts).toMatchObject([
+      { producer: { name: 'stand-in' }, from: 0, to: CHUNK_TOKENS, code: 'TRANSFER_TRUNCATED' },
+      { producer: { name: 'second' }, from: CHUNK_TOKENS, to: 0, code: 'KV_MISMATCH' },
+    ]);
+    const distrusted = [rig.producer.nodeId, second.nodeId];
+    expect(await lastFinding(rig)).toMatchObject({ distrusted, resumedAt: 0 });
+
+    const calls = [rig.producer.calls(), second.calls()];
+    expect((await once(10)).prefill).toBe('local');
+    expect([rig.producer.calls(), second.calls()]).toEqual(calls);
+  } finally {
+    await pair.close();
+  }
 });

@@ -47,6 +47,7 @@ async function prefill(shape: TransferShape, o: { failInstall?: number; ending?:
       meter: new ProgressMeter(timeline.now, () => undefined),
       rates: new MeasuredRates(),
       samples: new KvSamples({ share: 0, logger: createLogger('decoder', 'silent') }),
+      distrust: () => undefined,
     });
     return { code: failure?.code ?? null, failedHere, admits: circuit.admits };
   } finally {

@@ -16,6 +16,7 @@ import {
 } from '@muser/protocol';
 import { ByteBudget } from '@muser/transport';
 import { SequenceLease } from '../../src/engine/decoder-engine.js';
+import { RowOrigins } from '../../src/engine/row-origins.js';
 import type { TransferFigures } from '../../src/ingest/figures.js';
 import type { FrameSource, TransferOptions, TransferResult } from '../../src/ingest/transfer.js';
 import { transferPrefill } from '../../src/ingest/transfer.js';
@@ -121,6 +122,7 @@ export class IngestBench {
     const open = () => this.engine.open(shape.tokens + 1);
     return new WatchedLease({
       sequence: open(),
+      origins: new RowOrigins(),
       reopen: async () => open(),
       giveBack: (sequence) => sequence.dispose(),
     });

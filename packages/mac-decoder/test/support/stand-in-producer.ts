@@ -21,6 +21,8 @@ export interface Misbehaviour {
   readonly sender?: (options: SenderOptions) => SenderOptions;
   /** Before a chunk is computed; `index` counts the chunks of this call. */
   readonly beforeChunk?: (index: number, call: PrefillCall) => Promise<void>;
+  /** Length of its chunks, whatever was wanted, for a transfer that ends at that token. */
+  readonly chunkTokens?: (endToken: number) => number;
   /** Computes the rows of other tokens, as many. */
   readonly tokens?: (tokens: Uint32Array) => Uint32Array;
   /** Other rows than the true ones; the digest is made afterwards. */
@@ -42,6 +44,7 @@ export interface Misbehaviour {
 export class EndStream extends Error {}
 
 export interface StandInProducer {
+  readonly nodeId: string;
   readonly listener: PeerListener;
   readonly target: string;
   readonly engine: Engine;
@@ -86,6 +89,8 @@ export async function startStandInProducer(options: {
       const request = decodePrefillRequest(call.requestBytes);
       requests.push({ heldTokens: request.heldTokens, promptTokens: request.tokens.length });
       await behaviour.beforeBegin?.(call, request);
+      const endToken = request.tokens.length - 1;
+      const size = behaviour.chunkTokens?.(endToken) ?? chunkTokens;
       const honest: SenderOptions = {
         nonce: request.nonce,
         requestDigest: requestDigestOf(call.requestBytes),
@@ -96,11 +101,11 @@ export async function startStandInProducer(options: {
         geometry,
         wireType: 'f16',
         firstToken: request.heldTokens,
-        endToken: request.tokens.length - 1,
-        chunkTokens,
+        endToken,
+        chunkTokens: size,
       };
       const sender = new TransferSender(behaviour.sender?.(honest) ?? honest);
-      await transfer({ call, request, sender, engine, geometry, chunkTokens, behaviour });
+      await transfer({ call, request, sender, engine, geometry, chunkTokens: size, behaviour });
     } catch (error) {
       if (!(error instanceof EndStream)) throw error;
     } finally {
@@ -112,6 +117,7 @@ export async function startStandInProducer(options: {
   addHandoffService(server, { authorize: () => undefined, prefill });
   const listener = await PeerListener.listen({ identity, host: '127.0.0.1', port: 0, server });
   return {
+    nodeId: identity.nodeId,
     listener,
     target: `127.0.0.1:${listener.address.port}`,
     engine,
