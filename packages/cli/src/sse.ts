@@ -58,7 +58,8 @@ export class SseParser {
     const value = rest.startsWith(' ') ? rest.slice(1) : rest;
     if (field === 'data') {
       this.#data.push(value);
-      this.#characters += value.length;
+      // And the line's end, which is kept too: so an event has no end of empty lines either.
+      this.#characters += value.length + 1;
       this.#checkSize(this.#characters);
     } else if (field === 'event') {
       this.#event = value;

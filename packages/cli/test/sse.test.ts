@@ -67,4 +67,13 @@ describe('SseParser', () => {
     };
     expect(push).toThrow(expect.objectContaining({ code: 'MESSAGE_TOO_LARGE' }) as Error);
   });
+
+  it('refuses an event of empty lines without end', () => {
+    const parser = new SseParser();
+    const lines = new TextEncoder().encode('data:\n'.repeat(100_000));
+    const push = (): void => {
+      for (let i = 0; i < 50; i++) parser.push(lines);
+    };
+    expect(push).toThrow(expect.objectContaining({ code: 'MESSAGE_TOO_LARGE' }) as Error);
+  });
 });

@@ -1,16 +1,17 @@
 import { createHash } from 'node:crypto';
 import { createReadStream } from 'node:fs';
-import { readFile, realpath, stat } from 'node:fs/promises';
+import { realpath, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 
 import { z } from 'zod';
 
 import { ServiceError } from './errors.js';
-import { ensurePrivateFolder, writeFileAtomic } from './files.js';
+import { ensurePrivateFolder, readSmallFile, writeFileAtomic } from './files.js';
 
 const CACHE_FILE = 'file-digests.json';
 /** Files remembered; the oldest is forgotten first. */
 const CACHE_ENTRIES = 32;
+const MAX_CACHE_BYTES = 1 << 20;
 const READ_BYTES = 1 << 20;
 
 const cacheSchema = z.array(
@@ -58,7 +59,7 @@ async function identify(path: string): Promise<{ path: string; size: number; mti
 
 async function readCache(path: string): Promise<CacheEntry[]> {
   try {
-    return cacheSchema.parse(JSON.parse(await readFile(path, 'utf8')));
+    return cacheSchema.parse(JSON.parse((await readSmallFile(path, MAX_CACHE_BYTES)) ?? '[]'));
   } catch {
     // A cache that is missing or damaged costs one more hash, nothing else.
     return [];

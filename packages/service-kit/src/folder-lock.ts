@@ -1,9 +1,12 @@
 import { randomBytes } from 'node:crypto';
-import { link, readFile, rename, rm, writeFile } from 'node:fs/promises';
+import { link, rename, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 
 import { ServiceError } from './errors.js';
+import { readSmallFile } from './files.js';
 import { isProcessRunning, startOfProcess } from './process-life.js';
+
+const MAX_LOCK_BYTES = 4_096;
 
 /** The right to be the only process that uses a folder. */
 export interface FolderLock {
@@ -100,11 +103,14 @@ async function livingHolder(path: string): Promise<Holder | null> {
 /** Null when the file is not there or is not a lock: nobody that runs wrote it, because locks appear complete. */
 async function readHolder(path: string): Promise<Holder | null> {
   try {
-    const value = JSON.parse(await readFile(path, 'utf8')) as Partial<Holder>;
-    if (typeof value.pid !== 'number' || !Number.isInteger(value.pid) || value.pid <= 0) return null;
+    const text = await readSmallFile(path, MAX_LOCK_BYTES);
+    if (text === null) return null;
+    const value = JSON.parse(text) as Partial<Holder> | null;
+    if (typeof value?.pid !== 'number' || !Number.isInteger(value.pid) || value.pid <= 0) return null;
     return { pid: value.pid, started: String(value.started ?? ''), token: String(value.token ?? '') };
   } catch (error) {
-    if (error instanceof SyntaxError || (error as NodeJS.ErrnoException).code === 'ENOENT') return null;
+    if (error instanceof SyntaxError) return null;
+    if (error instanceof ServiceError && error.code === 'MESSAGE_TOO_LARGE') return null;
     throw error;
   }
 }

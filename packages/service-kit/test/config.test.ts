@@ -1,4 +1,4 @@
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { mkdtemp, rm, truncate, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
@@ -105,6 +105,13 @@ describe('loadConfig', () => {
     const { message } = await failure(loadConfig(schema, { file: await fileWith(text), env: {}, envPrefix }));
     expect(message).toContain(expected);
     expect(message).not.toContain('hunter2');
+  });
+
+  it('does not read a file to its end that is far too long', async () => {
+    const file = await fileWith('');
+    await truncate(file, 5 * 2 ** 30);
+    const { message } = await failure(loadConfig(schema, { file, env: {}, envPrefix }));
+    expect(message).toContain('longer than');
   });
 
   it('says that a file is missing', async () => {

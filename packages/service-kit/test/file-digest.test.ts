@@ -48,6 +48,16 @@ test('a damaged cache is replaced', async () => {
   expect(await readFile(join(folder, 'file-digests.json'), 'utf8')).toContain(sha256('text'));
 });
 
+test('a cache that is too long is not read', async () => {
+  const path = join(folder, 'weights');
+  const cachePath = join(folder, 'file-digests.json');
+  await writeFile(path, 'text');
+  await fileDigest(path, folder);
+  const marked = (await readFile(cachePath, 'utf8')).replace(sha256('text'), sha256('marked'));
+  await writeFile(cachePath, marked.padEnd((1 << 20) + 1));
+  expect(hex(await fileDigest(path, folder))).toBe(sha256('text'));
+});
+
 test('a missing file is named', async () => {
   await expect(fileDigest(join(folder, 'nothing'), folder)).rejects.toMatchObject({ code: 'NOT_FOUND' });
 });

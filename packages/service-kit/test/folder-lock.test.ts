@@ -115,10 +115,13 @@ describe('lockFolder', () => {
     await lock.release();
   });
 
-  it('replaces a file that is not a lock', async () => {
-    await writeFile(join(folder, 'lock'), '{');
-    const lock = await lockFolder(folder);
-    await lock.release();
-    expect(await readdir(folder)).toEqual([]);
-  });
+  it.each(['{', 'null', ' '.repeat(4_097), '{"pid":1}'.padEnd(4_097)])(
+    'replaces a file that is not a lock',
+    async (text) => {
+      await writeFile(join(folder, 'lock'), text);
+      const lock = await lockFolder(folder);
+      await lock.release();
+      expect(await readdir(folder)).toEqual([]);
+    },
+  );
 });

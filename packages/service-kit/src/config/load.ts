@@ -1,8 +1,7 @@
-import { readFile } from 'node:fs/promises';
-
 import type { z } from 'zod';
 
 import { ServiceError } from '../errors.js';
+import { readSmallFile } from '../files.js';
 import { leavesOf, valueFromText } from './schema.js';
 
 /** A configuration that cannot be used. `problems` has one line for each fault, with the key; values are never shown. */
@@ -57,15 +56,7 @@ export async function loadConfig<S extends z.ZodObject>(
 }
 
 async function readObject(file: string): Promise<Record<string, unknown>> {
-  let text: string;
-  try {
-    text = await readFile(file, 'utf8');
-  } catch (error) {
-    throw new ConfigError(file, [`cannot be read (${(error as NodeJS.ErrnoException).code ?? 'unknown reason'})`], {
-      cause: error,
-    });
-  }
-  if (text.length > MAX_CONFIG_BYTES) throw new ConfigError(file, [`longer than ${MAX_CONFIG_BYTES} bytes`]);
+  const text = await readText(file);
   let value: unknown;
   try {
     value = JSON.parse(text);
@@ -75,6 +66,19 @@ async function readObject(file: string): Promise<Record<string, unknown>> {
   }
   if (!isObject(value)) throw new ConfigError(file, ['must hold a JSON object']);
   return value;
+}
+
+async function readText(file: string): Promise<string> {
+  let text: string | null;
+  try {
+    text = await readSmallFile(file, MAX_CONFIG_BYTES);
+  } catch (error) {
+    if (!(error instanceof ServiceError)) throw error;
+    const problem = error.code === 'MESSAGE_TOO_LARGE' ? `longer than ${MAX_CONFIG_BYTES} bytes` : error.message;
+    throw new ConfigError(file, [problem], { cause: error });
+  }
+  if (text === null) throw new ConfigError(file, ['cannot be read (ENOENT)']);
+  return text;
 }
 
 function mergeEnvironment(
