@@ -7,6 +7,7 @@ const checks = [
   ['lint', ['node_modules/eslint/bin/eslint.js', '--max-warnings=0', '.']],
   ['format', ['node_modules/prettier/bin/prettier.cjs', '--check', '--log-level=warn', '.']],
   ['tables made from tests', ['scripts/test-tables.mjs']],
+  ['figures of limits', ['scripts/limits.mjs']],
 ];
 
 let failed = 0;

@@ -134,7 +134,8 @@ describe('createHttpServer', () => {
 
   it('answers what is no HTTP request in the same form, and ends the connection', async () => {
     const { port } = await create().listen(0);
-    for (const text of ['\u0016\u0003\u0001 hunter2', 'GET /hello HTTP/1.1\r\nhunter2\r\n\r\n']) {
+    const tooLong = `GET /hello HTTP/1.1\r\nhunter2: ${'x'.repeat(16 * 1024)}\r\n\r\n`;
+    for (const text of ['\u0016\u0003\u0001 hunter2', 'GET /hello HTTP/1.1\r\nhunter2\r\n\r\n', tooLong]) {
       const socket = connect(port, '127.0.0.1');
       socket.write(text);
       let answer = '';

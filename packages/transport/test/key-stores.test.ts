@@ -94,6 +94,8 @@ describe('a systemd credential', () => {
     await credential('c2VjcmV0');
     const error = await expectCode(createIdentity(await folder(), 'producer'), 'CONFIG_INVALID');
     expect(error.message).not.toContain('c2VjcmV0');
+    await credential('s'.repeat(257));
+    await expectCode(createIdentity(await folder(), 'producer'), 'MESSAGE_TOO_LARGE');
   });
 
   it('takes over the key of a file: the node stays the same', async () => {

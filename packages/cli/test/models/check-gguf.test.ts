@@ -144,11 +144,17 @@ describe('a damaged GGUF file', () => {
     ['with a huge number of keys', patched(16, huge), /number of keys/],
     ['with a huge key', patched(24, huge), /a key is/],
     ['with a huge text', patched(24 + 8 + 20 + 4, huge), /general.architecture is/],
+    ['with a key beyond the cap', ggufFile({ ...DENSE, ['k'.repeat(1025)]: text('x') }, [K]), /a key is 1025/],
+    ['with a name beyond the cap', ggufFile(DENSE, [{ ...K, name: 'n'.repeat(257) }]), /is 257, allowed are 256/],
+    ['with a token beyond the cap', withToken('t'.repeat(65_537)), /is 65537, allowed are 65536/],
     ['with the same key twice', twice(), /twice/],
     ['cut in the keys', whole.subarray(0, 100), /truncated/],
     ['cut in a text that is passed over', ggufFile({ ...DENSE, long: text('x'.repeat(2000)) }).subarray(0, -100), /truncated/],
     ['cut before its tensors', whole.subarray(0, whole.length - 64), /truncated/],
   ];
+  function withToken(token: string): Buffer {
+    return ggufFile({ ...DENSE, 'tokenizer.ggml.tokens': { type: 'texts', value: [token] } }, [K]);
+  }
   function twice(): Buffer {
     const entries: Record<string, Entry> = { 'general.architecturf': text('x'), ...DENSE };
     const bytes = ggufFile(entries, [K]);

@@ -2,7 +2,7 @@ import { mkdir, readdir, readFile, symlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import fc from 'fast-check';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { parseManifest, pathProblem, type Manifest } from '../../src/models/manifest.js';
+import { parseManifest, pathProblem, readManifest, type Manifest } from '../../src/models/manifest.js';
 import { FileServer } from '../support/file-server.js';
 import { manifestOf, noise, temporaryFolder, testPull } from '../support/models.js';
 
@@ -13,6 +13,16 @@ const parse = (value: unknown): Manifest => parseManifest(JSON.stringify(value),
 describe('a manifest', () => {
   it('is read', () => {
     expect(parse(good)).toEqual(good);
+  });
+
+  it('is read up to its cap, and not beyond it', async () => {
+    const folder = await temporaryFolder();
+    const path = join(folder.path, 'manifest.json');
+    await writeFile(path, JSON.stringify(good).padEnd(4 * 1024 * 1024));
+    expect(await readManifest(path)).toEqual(good);
+    await writeFile(path, JSON.stringify(good).padEnd(4 * 1024 * 1024 + 1));
+    await expect(readManifest(path)).rejects.toMatchObject({ code: 'MESSAGE_TOO_LARGE' });
+    await folder.remove();
   });
 
   const bad: [string, unknown][] = [

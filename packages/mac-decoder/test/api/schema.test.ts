@@ -81,6 +81,8 @@ describe('chatRequestSchema', () => {
     ['max_tokens', { messages, max_tokens: 1.5 }],
     ['stream', { messages, stream: 'yes' }],
     ['stop', { messages, stop: [''] }],
+    ['stop', { messages, stop: ['x'.repeat(513)] }],
+    ['stop', { messages, stop: Array.from({ length: 17 }, () => 'x') }],
     ['seed', { messages, seed: 'x' }],
     ['muser.prefill', { messages, muser: { prefill: 'both' } }],
     ['muser', { messages, muser: { unknown: 1 } }],
