@@ -139,6 +139,30 @@ describe.each(['llama', 'gemma3'] as const)('%s', (architecture) => {
     });
   });
 
+  test('rows are of the same producers for the next request, as far as it takes them over; those of one can be dropped', () =>
+    withBench({}, async (bench) => {
+      const lease = await bench.room.admit({ prompt: prompt(100), reserveTokens: 110 }, never);
+      await lease.sequence.evaluate(prompt(100).subarray(0, 60));
+      lease.origins.received('first', 10, 20);
+      lease.origins.received('second', 20, 40);
+      lease.origins.received('third', 40, 60);
+      await lease.release(true);
+      await bench.request(prompt(100, 2));
+
+      const short = joined(prompt(100).subarray(0, 40), prompt(20, 3));
+      const next = await bench.room.admit({ prompt: short, reserveTokens: 70 }, never);
+      expect([next.sequence.position, next.origins.producerIds]).toEqual([40, ['first', 'second']]);
+      expect(await next.rewind(20)).toBe(20);
+      expect(next.origins.producerIds).toEqual(['first']);
+      await next.release(true);
+
+      bench.room.dropRowsOf(['second', 'third']);
+      expect(bench.room.load().kept.sequences).toBe(2);
+      bench.room.dropRowsOf(['first']);
+      expect(bench.room.load().kept).toMatchObject({ sequences: 1, tokens: 99 });
+      expect(await bench.request(prompt(100))).toBe(0);
+    }));
+
   // promise: Running requests always win: what is kept goes as soon as one needs its cells or its place.
   test('gives cells to whoever needs them, at once and without a line', () =>
     withBench({}, async (bench) => {
