@@ -25,6 +25,8 @@ const LATE_SHARE = 0.1;
 const LATE_MS = 200;
 /** What every producer says of its rate, as a multiple of local prefill: believed until it is measured. */
 const CLAIMED_SPEEDUP = 4;
+const CHECKS_A_ROUND = 10;
+const LOG_FILE = 'decoder.log';
 const HEARTBEAT_MS = 500;
 const WAIT_LIMIT_MS = 20_000;
 
@@ -74,7 +76,7 @@ async function measure(scene: Scene, rounds: number): Promise<object> {
     const autos: { asked: Asked; localMs: number }[] = [];
     for (let round = 0; round < rounds; round++) {
       const before = (await scene.ask('local')).ttftMs;
-      const pair = [await scene.auto(before, scheduleOf), await scene.auto(before, scheduleOf)];
+      const pair = [await scene.paced('auto', before, scheduleOf), await scene.paced('auto', before, scheduleOf)];
       const after = (await scene.ask('local')).ttftMs;
       locals.push(before, after);
       autos.push(...pair.map((asked, index) => ({ asked, localMs: index === 0 ? before : after })));
@@ -90,11 +92,32 @@ async function measure(scene: Scene, rounds: number): Promise<object> {
     process.stderr.write(`bench: placement ${name} ${JSON.stringify(result)}\n`);
     results[name] = result;
   }
+  const check = await checkFigures(scene, rounds * CHECKS_A_ROUND);
+  process.stderr.write(`bench: placement check ${JSON.stringify(check)}\n`);
   return {
     promptTokens: scene.promptTokens,
     chunkTokens: CHUNK_TOKENS,
     bound: `1.1 x local + ${LATE_MS} ms`,
     ...results,
+    check,
+  };
+}
+
+/** What the check of a producer's first transfer takes, beside the time to the first token of the same request. */
+async function checkFigures(scene: Scene, requests: number): Promise<object> {
+  const { ttftMs: localMs } = await scene.ask('local');
+  const earlier = scene.checksMs().length;
+  const asked: Asked[] = [];
+  for (let request = 0; request < requests; request++) {
+    asked.push(await scene.paced('remote', localMs, (localAt) => (chunk) => localAt(chunk) / 4));
+  }
+  const checksMs = scene.checksMs().slice(earlier);
+  if (checksMs.length !== requests) throw new Error(`${checksMs.length} of ${requests} transfers were checked`);
+  return {
+    requests,
+    ttftMs: figure(median(asked.map(({ ttftMs }) => ttftMs))),
+    checkMs: figure(median(checksMs)),
+    ofTtft: figure(median(asked.map(({ ttftMs }, index) => (checksMs[index] ?? NaN) / ttftMs))),
   };
 }
 
@@ -109,6 +132,7 @@ class Scene {
     private readonly prompt: StoredPrompt,
     private readonly text: string,
     private readonly modelDigest: Uint8Array,
+    private readonly folder: string,
   ) {}
 
   private url = '';
@@ -118,7 +142,8 @@ class Scene {
     const model = await loadModel(MUSE_NANO);
     stops.push(() => model.close());
     const digest = createHash('sha256').update(readFileSync(MUSE_NANO)).digest();
-    const scene = new Scene(authority, new StoredPrompt(model, digest, CHUNK_TOKENS), documentOf(model), digest);
+    const prompt = new StoredPrompt(model, digest, CHUNK_TOKENS);
+    const scene = new Scene(authority, prompt, documentOf(model), digest, folder);
     const coordinator = await scene.listenAsCoordinator();
     stops.push(() => coordinator.close(0));
     await writeIdentityFolder(join(folder, 'identity'), await authority.identity('decoder'));
@@ -157,12 +182,16 @@ class Scene {
     }
   }
 
-  /** One request in mode `auto`, with a producer whose pace is told relative to local prefill. */
-  auto(localMs: number, scheduleOf: (localAt: Schedule, chunks: number) => Schedule): Promise<Asked> {
+  /** One request, with a producer whose pace is told relative to local prefill. */
+  paced(
+    mode: 'auto' | 'remote',
+    localMs: number,
+    scheduleOf: (localAt: Schedule, chunks: number) => Schedule,
+  ): Promise<Asked> {
     const { chunkCount } = this.prompt;
     const localAt: Schedule = (chunk) => (localMs * (chunk + 1)) / chunkCount;
     const rate = (this.promptTokens / localMs) * 1_000;
-    return this.withProducer(rate, scheduleOf(localAt, chunkCount), () => this.ask('auto'));
+    return this.withProducer(rate, scheduleOf(localAt, chunkCount), () => this.ask(mode));
   }
 
   async ask(prefill: 'local' | 'remote' | 'auto'): Promise<Asked> {
@@ -180,6 +209,13 @@ class Scene {
     if (muser.cachedTokens > 0) throw new Error('the prompt was in the cache');
     this.promptTokens = muser.promptTokens;
     return muser;
+  }
+
+  /** What each check of a transfer has taken so far. */
+  checksMs(): number[] {
+    const lines = readFileSync(join(this.folder, LOG_FILE), 'utf8').split('\n');
+    const checks = lines.filter((line) => line.includes('"transfer checked"'));
+    return checks.map((line) => (JSON.parse(line) as { checkMs: number }).checkMs);
   }
 
   private async listenAsCoordinator(): Promise<PeerListener> {
@@ -234,7 +270,7 @@ async function startDecoder(stateDir: string, coordinator: string): Promise<{ ur
       ...{ threads: 1, maxSequences: 1, keptTokens: 0, exitWithParent: true },
     }),
   );
-  const log = openSync(join(stateDir, 'decoder.log'), 'a');
+  const log = openSync(join(stateDir, LOG_FILE), 'a');
   const main = inRepository('packages/mac-decoder/dist/main.js');
   const child = spawn(process.execPath, [main, 'run', '--config', config], { stdio: ['pipe', 'pipe', log] });
   const output = child.stdout;
@@ -243,7 +279,7 @@ async function startDecoder(stateDir: string, coordinator: string): Promise<{ ur
     const { ready, http } = JSON.parse(line) as { ready?: true; http: string };
     if (ready) return { url: http, process: child };
   }
-  throw new Error(`the decoder did not start: ${readFileSync(join(stateDir, 'decoder.log'), 'utf8')}`);
+  throw new Error(`the decoder did not start: ${readFileSync(join(stateDir, LOG_FILE), 'utf8')}`);
 }
 
 async function ended(child: ChildProcess): Promise<void> {
