@@ -147,6 +147,19 @@ describe('createHttpServer', () => {
     }
   });
 
+  // promise: A hundred connections to a port on loopback that send nothing, or half a request, are dropped; others are served.
+  it('drops connections that send nothing or half a request, and serves the others', async () => {
+    const { port } = await create().listen(0);
+    const sockets = Array.from({ length: 100 }, (_, index) => {
+      const socket = connect(port, '127.0.0.1');
+      if (index % 2 === 0) socket.write('GET /hello HTTP/1.1\r\nx: ');
+      return socket.on('error', () => undefined).resume();
+    });
+    const dropped = Promise.all(sockets.map((socket) => once(socket, 'close')));
+    expect((await send(port, { host: `127.0.0.1:${port}` })).status).toBe(200);
+    await dropped;
+  });
+
   it('takes nothing new while it closes, in the same form', async () => {
     const server = create();
     let finish = (_: object): void => undefined;

@@ -40,6 +40,8 @@ const MAX_CONNECTIONS = 512;
 const HEADERS_TIMEOUT_MS = 10_000;
 const REQUEST_TIMEOUT_MS = 60_000;
 const KEEP_ALIVE_TIMEOUT_MS = 10_000;
+/** How often connections are looked for that are past a timeout; Node's own 30 s would add up to it. */
+const CHECK_INTERVAL_MS = 1_000;
 
 /**
  * An HTTP server for programs on this machine. It listens on loopback only and answers 403 to whatever a web page could
@@ -52,6 +54,7 @@ export function createHttpServer(options: HttpServerOptions): HttpServer {
   }
   const app = fastify({
     logger: false,
+    http: { connectionsCheckingInterval: CHECK_INTERVAL_MS },
     bodyLimit: options.bodyLimitBytes,
     requestTimeout: REQUEST_TIMEOUT_MS,
     keepAliveTimeout: KEEP_ALIVE_TIMEOUT_MS,
