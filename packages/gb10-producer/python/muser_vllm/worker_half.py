@@ -186,7 +186,7 @@ class WorkerHalf:
             export_end=transfer.spec.end,
             row_bytes=self._layers.window_row_bytes,
             free=self._budget.free,
-            behind=self._budget.behind,
+            short=self._budget.short,
         )
         if window_start is None:
             self._close(transfer, "STAGING_FULL")

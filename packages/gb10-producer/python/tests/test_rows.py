@@ -38,7 +38,7 @@ def test_rows_without_a_block_are_known() -> None:
 
 
 def window(**changed: int | bool) -> int | None:
-    values = {"start": 0, "end": 10, "window": 8, "export_end": 100, "row_bytes": 2, "free": 100, "behind": False}
+    values = {"start": 0, "end": 10, "window": 8, "export_end": 100, "row_bytes": 2, "free": 100, "short": False}
     return first_window_row(**{**values, **changed})  # type: ignore[arg-type]
 
 
@@ -46,11 +46,11 @@ def test_window_rows_that_a_chunk_brings() -> None:
     assert window() == 2
     assert window(start=5) == 5
     assert window(row_bytes=0) == 10
-    # Resume points are skipped when the link is behind or memory is short ...
-    assert window(behind=True) == 10
+    # Resume points are skipped when memory is short or would be ...
+    assert window(short=True) == 10
     assert window(free=15) == 10
     # ... rows of the prompt's last window never: they come in full, as far as needed, or the transfer fails.
-    assert window(export_end=10, behind=True) == 2
+    assert window(export_end=10, short=True) == 2
     assert window(export_end=14, free=8) == 6
     assert window(export_end=14, free=7) is None
 
@@ -58,10 +58,10 @@ def test_window_rows_that_a_chunk_brings() -> None:
 def test_the_budget_counts() -> None:
     budget = StagingBudget(10)
     assert budget.take(5)
-    assert not budget.behind
+    assert not budget.short
     assert not budget.take(6)
     assert budget.take(5)
-    assert budget.behind
+    assert budget.short
     budget.give_back(10)
     assert (budget.used, budget.free) == (0, 10)
 

@@ -336,7 +336,7 @@ def test_a_full_staging_fails_that_transfer_and_no_other() -> None:
     assert engine.link.take("ended") == []
 
 
-def test_resume_points_are_skipped_while_the_link_is_behind() -> None:
+def test_resume_points_are_skipped_while_memory_is_short() -> None:
     engine = Engine(staging=12 * 2 * 2 * HEADS * DIM * 2)
     spec = PrefillSpec("a", 0, 32)
     engine.step((spec, 0, 8, blocks(1, 2), True))

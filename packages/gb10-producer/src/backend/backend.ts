@@ -34,8 +34,6 @@ export interface BackendLimits {
 
 /** Bytes that computed chunks may occupy until they are sent. */
 export interface StagingBudget {
-  readonly usedBytes: number;
-  readonly limitBytes: number;
   /** Waits until the bytes are free. Rejects when the signal aborts. */
   acquire(bytes: number, signal: AbortSignal): Promise<void>;
   release(bytes: number): void;

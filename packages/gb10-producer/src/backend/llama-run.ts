@@ -29,6 +29,8 @@ export class LlamaRun implements PrefillRun {
   readonly #rows: number;
   readonly #chunks: ChunkQueue;
   readonly #stop = new AbortController();
+  /** Chunks that were taken out and are not released. */
+  #unsent = 0;
 
   constructor(task: PrefillTask, context: LlamaRunContext) {
     this.#task = task;
@@ -89,8 +91,7 @@ export class LlamaRun implements PrefillRun {
     this.#reached(end);
     if (end <= heldTokens) return;
     const from = Math.max(start, heldTokens);
-    const windowStart = windowRowsFrom(this.#context.backend.model.geometry, this.#task, from, end);
-    this.#chunks.push(await this.#export(sequence, { start: from, end, windowStart }));
+    this.#chunks.push(await this.#export(sequence, { start: from, end, windowStart: this.#windowRowsFrom(from, end) }));
   }
 
   #reached(end: number): void {
@@ -108,9 +109,13 @@ export class LlamaRun implements PrefillRun {
     const range = { start: heldTokens, end: reused, windowStart: this.#firstWindowRow(reused) };
     for (const piece of piecesOf(geometry, heldTokens, range, this.#chunkTokens)) {
       const { start, end } = piece;
-      const windowStart = piece.windowStart === end ? end : windowRowsFrom(geometry, this.#task, start, end);
+      const windowStart = piece.windowStart === end ? end : this.#windowRowsFrom(start, end);
       this.#chunks.push(await this.#export(sequence, { start, end, windowStart }));
     }
+  }
+
+  #windowRowsFrom(start: number, end: number): number {
+    return windowRowsFrom(this.#context.backend.model.geometry, this.#task, { start, end }, this.#unsent);
   }
 
   /**
@@ -144,8 +149,10 @@ export class LlamaRun implements PrefillRun {
     await staging.acquire(bytes, this.#stop.signal);
     try {
       const rows = await sequence.exportRange(start, end, { windowStart });
+      this.#unsent += 1;
       this.#context.countChunk(1);
       return new LlamaChunk(rows, { start, end, windowStart }, () => {
+        this.#unsent -= 1;
         this.#context.countChunk(-1);
         staging.release(bytes);
       });

@@ -241,7 +241,7 @@ export class VllmRun implements PrefillRun {
     const { geometry } = this.#context.backend.model;
     const { wireType, staging, tokens } = this.task;
     const { start, end, of } = piece;
-    const windowStart = piece.windowStart === end ? end : windowRowsFrom(geometry, this.task, start, end);
+    const windowStart = piece.windowStart === end ? end : windowRowsFrom(geometry, this.task, piece, this.#unreleased);
     const mustHaveWindow = geometry.windowTokens > 0 && end > tokens.length - 1 - geometry.windowTokens;
     if (windowStart === end && mustHaveWindow) throw readError('STAGING_FULL');
     const range = { geometry, wireType, chunkStart: start, chunkEnd: end, windowStart };

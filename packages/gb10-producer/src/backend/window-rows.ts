@@ -2,14 +2,22 @@ import { type Geometry, windowStartOf } from '@muser/protocol';
 
 import type { PrefillTask } from './backend.js';
 
+/** The link is behind when so many earlier chunks of the transfer are computed and not wholly sent. */
+export const BEHIND_CHUNKS = 2;
+
 /**
  * First window row to take out with the chunk [start, end). Window rows make resume points, and most of a long prompt's
  * bytes. When the link is behind, those that no decode needs are skipped: a chunk's, unless it reaches into the prompt's
  * last window. The next resume point is where a full window has been sent again.
+ *
+ * @param unsentChunks earlier ones that were taken out and not released
  */
-export function windowRowsFrom(geometry: Geometry, task: PrefillTask, start: number, end: number): number {
-  const { staging, tokens, heldTokens } = task;
-  const behind = 2 * staging.usedBytes > staging.limitBytes;
+export function windowRowsFrom(
+  geometry: Geometry,
+  { tokens, heldTokens }: Pick<PrefillTask, 'tokens' | 'heldTokens'>,
+  { start, end }: { readonly start: number; readonly end: number },
+  unsentChunks: number,
+): number {
   const needed = end > tokens.length - 1 - geometry.windowTokens;
-  return behind && !needed ? end : windowStartOf(geometry, heldTokens, start, end);
+  return unsentChunks >= BEHIND_CHUNKS && !needed ? end : windowStartOf(geometry, heldTokens, start, end);
 }

@@ -81,7 +81,8 @@ export class PatternBackend implements PrefillBackend {
   readonly #stepWaiters: (() => void)[] = [];
   #reached: (() => void)[] = [];
   #steps: number;
-  #unreleased = 0;
+  /** The task of every chunk that is not released. */
+  readonly #unreleased: PrefillTask[] = [];
 
   /** @param steps how many chunks may be computed until `allow` is called */
   constructor(limits: Partial<BackendLimits> = {}, steps = Infinity, geometry = PATTERN_GEOMETRY) {
@@ -130,7 +131,7 @@ export class PatternBackend implements PrefillBackend {
   }
 
   stats(): BackendStats {
-    return { activePrefills: this.#running.size, reservedTokens: 0, unreleasedChunks: this.#unreleased };
+    return { activePrefills: this.#running.size, reservedTokens: 0, unreleasedChunks: this.#unreleased.length };
   }
 
   async close(): Promise<void> {
@@ -186,7 +187,8 @@ export class PatternBackend implements PrefillBackend {
   ): Promise<PrefillChunk> {
     const { geometry } = this.model;
     const rowBytes = rowBytesOf(geometry);
-    const windowStart = windowRowsFrom(geometry, task, start, end);
+    const unsent = this.#unreleased.filter((other) => other === task).length;
+    const windowStart = windowRowsFrom(geometry, task, { start, end }, unsent);
     const range = {
       geometry,
       wireType: 'f16' as const,
@@ -196,7 +198,7 @@ export class PatternBackend implements PrefillBackend {
     };
     const bytes = planChunkShards(range, MAX_PAYLOAD_BYTES).reduce((sum, plan) => sum + plan.payloadBytes, 0);
     await task.staging.acquire(bytes, signal);
-    this.#unreleased += 1;
+    this.#unreleased.push(task);
     let released = false;
     return {
       start,
@@ -218,7 +220,7 @@ export class PatternBackend implements PrefillBackend {
       release: () => {
         if (released) return;
         released = true;
-        this.#unreleased -= 1;
+        this.#unreleased.splice(this.#unreleased.indexOf(task), 1);
         task.staging.release(bytes);
       },
     };

@@ -54,12 +54,13 @@ export class Rows {
     }
   }
 
-  /** Null when every row from `from` on that can be expected is there and equal; else where the first difference is. */
+  /** Null when every row from `from` on that has to come is there, and all that are there are equal; else where not. */
   firstDifference(other: Rows, from = 0): string | null {
     for (const [name, table] of this.#tables) {
+      const missing = this.#firstMissing(name, from);
+      if (missing !== null) return `${name}: row ${missing} is missing`;
       const theirs = other.#tables.get(name) ?? new Uint8Array(0);
-      for (let token = from; token < table.length / this.#rowBytes; token += 1) {
-        if (this.#present.get(name)?.[token] !== 1) return `${name}: row ${token} is missing`;
+      for (const token of this.#presentFrom(name, from)) {
         const range = [token * this.#rowBytes, (token + 1) * this.#rowBytes] as const;
         if (Buffer.compare(table.subarray(...range), theirs.subarray(...range)) !== 0)
           return `${name}: row ${token} differs`;
@@ -84,19 +85,16 @@ export class Rows {
   }
 
   /**
-   * Null when every row from `from` on is there and its table is within `tolerance` of the other's, relatively, as the root
-   * of the mean square: for engines that do not compute the same bits.
+   * As firstDifference, but the rows of a table may be within `tolerance` of the other's, relatively, as the root of the
+   * mean square: for engines that do not compute the same bits.
    */
   differenceBeyond(other: Rows, tolerance: number, from = 0): string | null {
-    for (const [name, table] of this.#tables) {
-      const present = this.#present.get(name) ?? new Uint8Array(0);
-      const missing = present.indexOf(0, from);
-      if (missing >= 0) return `${name}: row ${missing} is missing`;
-      const mine = numbers(table.subarray(from * this.#rowBytes), this.wireType);
-      const theirs = numbers(
-        (other.#tables.get(name) ?? new Uint8Array(0)).subarray(from * this.#rowBytes),
-        other.wireType,
-      );
+    for (const name of this.#tables.keys()) {
+      const missing = this.#firstMissing(name, from);
+      if (missing !== null) return `${name}: row ${missing} is missing`;
+      const tokens = this.#presentFrom(name, from);
+      const mine = numbers(this.#rowsOf(name, tokens), this.wireType);
+      const theirs = numbers(other.#rowsOf(name, tokens), other.wireType);
       if (mine.length !== theirs.length) return `${name}: ${mine.length} and ${theirs.length} values`;
       let squares = 0;
       let differences = 0;
@@ -116,6 +114,26 @@ export class Rows {
 
   get geometry(): Geometry {
     return this.#geometry;
+  }
+
+  /** First row from `from` on that has to come and has not: of a window layer only the last window's. */
+  #firstMissing(name: string, from: number): number | null {
+    const present = this.#present.get(name) ?? new Uint8Array(0);
+    const isWindow = this.#geometry.layers[Number.parseInt(name, 10)] === 'window';
+    const needed = isWindow ? Math.max(from, present.length - this.#geometry.windowTokens) : from;
+    const missing = present.indexOf(0, needed);
+    return missing < 0 ? null : missing;
+  }
+
+  #presentFrom(name: string, from: number): number[] {
+    return [...(this.#present.get(name) ?? []).entries()].flatMap(([token, is]) =>
+      token >= from && is === 1 ? token : [],
+    );
+  }
+
+  #rowsOf(name: string, tokens: readonly number[]): Uint8Array {
+    const table = this.#tables.get(name) ?? new Uint8Array(0);
+    return Buffer.concat(tokens.map((token) => table.subarray(token * this.#rowBytes, (token + 1) * this.#rowBytes)));
   }
 }
 

@@ -46,8 +46,8 @@ class StagingBudget:
         return self.limit - self.used
 
     @property
-    def behind(self) -> bool:
-        """More than half waits: the reader does not keep up."""
+    def short(self) -> bool:
+        """More than half is taken: the rest is kept for rows that the decode needs."""
         return 2 * self.used > self.limit
 
     def take(self, count: int) -> bool:
