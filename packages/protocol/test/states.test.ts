@@ -1,5 +1,6 @@
 import { readFileSync } from 'node:fs';
 import { statesTable } from '@muser/testing';
+import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { MuserError } from '../src/errors.js';
 import { frameSchema } from '../src/messages.js';
@@ -82,16 +83,21 @@ describe('the decoder’s table of states', () => {
 });
 
 describe('the producer’s table of states', () => {
+  const sendShard = (sender: TransferSender, { header, payload }: (typeof shards)[number]): Buffer =>
+    sender.shard(header, payload, header.payloadSha256);
   const sendAll = (sender: TransferSender): void => {
-    for (const { header, payload } of shards) sender.shard(header, payload, header.payloadSha256);
+    for (const shard of shards) sendShard(sender, shard);
   };
-  const outOfRange = (sender: TransferSender): Buffer =>
-    sender.shard({ ...first.header, chunkStart: 0 }, first.payload, first.header.payloadSha256);
+  /** A refusal leaves the state as it is, but for a shard that was refused half-way. */
+  const stateAfter = (state: string, after: string): string =>
+    after === after.toLowerCase() ? after : after === 'RANGE_VIOLATION' ? 'broken' : state;
+  const sendOutOfRange = (sender: TransferSender, { header, payload }: (typeof shards)[number]): Buffer =>
+    sender.shard({ ...header, chunkStart: 0, chunkEnd: 1_000 }, payload, header.payloadSha256);
   const calls: Record<string, (sender: TransferSender) => unknown> = {
     begin: (sender) => sender.begin(),
     progress: (sender) => sender.progress(progress),
-    shard: (sender) => sender.shard(first.header, first.payload, first.header.payloadSha256),
-    'shard out of range': outOfRange,
+    shard: (sender) => sendShard(sender, first),
+    'shard out of range': (sender) => sendOutOfRange(sender, first),
     'seal with rows missing': (sender) => sender.seal(sealTimes),
     'seal after every row': (sender) => sender.seal(sealTimes),
     error: (sender) => sender.error(new MuserError('STALLED', 'x')),
@@ -104,7 +110,7 @@ describe('the producer’s table of states', () => {
     },
     broken(sender) {
       sender.begin();
-      expect(() => outOfRange(sender)).toThrow(MuserError);
+      expect(() => sendOutOfRange(sender, first)).toThrow(MuserError);
     },
     sealed(sender) {
       sender.begin();
@@ -129,8 +135,49 @@ describe('the producer’s table of states', () => {
         () => sender.state,
       ),
     ).toBe(after);
-    const stays = after === after.toLowerCase() ? after : after === 'RANGE_VIOLATION' ? 'broken' : state;
-    expect(sender.state).toBe(stays);
+    expect(sender.state).toBe(stateAfter(state, after));
+  });
+
+  it('holds in any order of calls', async () => {
+    const table = new Map(cells('sender').map(([call, state, after]) => [`${call} while ${state}`, after]));
+    // Every shard is sent once and in order; the two calls that seal are one, told apart by what was sent before.
+    const names = Object.keys(calls).filter((call) => call !== 'seal after every row');
+    /** How many shards are sent before the order is left to chance: half the time all of them. */
+    const begun = fc.option(fc.oneof(fc.nat(shards.length), fc.constant(shards.length)));
+    const withShard: Record<string, (next: (typeof shards)[number]) => (sender: TransferSender) => unknown> = {
+      shard: (next) => (sender) => sendShard(sender, next),
+      'shard out of range': (next) => (sender) => sendOutOfRange(sender, next),
+    };
+    const seen = new Set<string>();
+    await fc.assert(
+      fc.asyncProperty(begun, fc.array(fc.constantFrom(...names), { maxLength: 15 }), async (right, rest) => {
+        const order = right === null ? rest : ['begin', ...Array.from({ length: right }, () => 'shard'), ...rest];
+        const sender = new TransferSender(senderOptions());
+        let state = 'idle';
+        let sent = 0;
+        for (const name of order) {
+          const next = shards[sent];
+          // There is none left that would be in order.
+          if (name.startsWith('shard') && next === undefined) continue;
+          const call = name === 'seal with rows missing' && next === undefined ? 'seal after every row' : name;
+          const after = table.get(`${call} while ${state}`) ?? 'no such cell';
+          const act = next === undefined ? undefined : withShard[name]?.(next);
+          expect(
+            await outcomeOf(
+              () => (act ?? calls[call])?.(sender),
+              () => sender.state,
+            ),
+            `${call} while ${state}`,
+          ).toBe(after);
+          if (name === 'shard' && after === 'open') sent += 1;
+          state = stateAfter(state, after);
+          expect(sender.state).toBe(state);
+          seen.add(state);
+        }
+      }),
+      { numRuns: 500 },
+    );
+    expect([...seen].sort()).toEqual(['broken', 'failed', 'idle', 'open', 'sealed']);
   });
 
   it('has every call in every state', () => {
