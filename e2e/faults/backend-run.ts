@@ -91,8 +91,7 @@ async function tryCell(cell: Cell, runner: CellRunner, system: System, signal: A
     return { cell, verdict: 'passed', outcome, reason: null, tries: 1, seconds: seconds() };
   } catch (error) {
     const reason = error instanceof Error ? error.message : String(error);
-    const verdict = cell.known === undefined ? 'failed' : 'known';
-    return { cell, verdict, outcome: null, reason: cell.known ?? reason, tries: 1, seconds: seconds() };
+    return { cell, verdict: 'failed', outcome: null, reason, tries: 1, seconds: seconds() };
   }
 }
 

@@ -81,8 +81,6 @@ export interface Cell {
   /** Where in the bytes of the transfer it happens, in place of the middle of its phase. */
   readonly share?: number;
   readonly expect: Expectation;
-  /** Why this cell is known to fail now. */
-  readonly known?: string;
 }
 
 export function outcomeText({ way, failures }: Outcome): string {

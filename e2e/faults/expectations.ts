@@ -1,13 +1,5 @@
 import type { ErrorCode } from '@muser/protocol';
-import {
-  PHASES,
-  type Expectation,
-  type LinkFault,
-  type LinkName,
-  type Outcome,
-  type Phase,
-  type ProcessFault,
-} from './cells.js';
+import { PHASES, type Expectation, type LinkFault, type Outcome, type Phase, type ProcessFault } from './cells.js';
 
 export const UNHARMED: Expectation = [{ way: 'remote', failures: [] }];
 
@@ -112,18 +104,9 @@ export function afterProducerFault(fault: ProcessFault, phase: Phase): Expectati
   }
 }
 
-/**
- * The coordinator takes a producer off its list when it hears of the other clock, within a second: before that, a new
- * connection or request is refused, and what runs goes on.
- */
+/** The coordinator lists a producer as broken when it hears of the other clock, within a second; what runs there goes on. */
 function whileClocksDiffer(phase: Phase, refusal: ErrorCode): Expectation {
-  if (phase === 'before') return [alone(phase, refusal), alone(phase, 'NO_PRODUCER')];
-  return [...UNHARMED, alone(phase, 'PEER_UNREACHABLE')];
-}
-
-/** The coordinator's: a transfer does not need it, but for the list of producers. */
-export function afterCoordinatorFault(fault: ProcessFault, phase: Phase): Expectation {
-  return fault === 'clock +1 h' || fault === 'clock -1 h' ? whileClocksDiffer(phase, 'NO_PRODUCER') : UNHARMED;
+  return phase === 'before' ? [alone(phase, refusal), alone(phase, 'NO_PRODUCER')] : UNHARMED;
 }
 
 /** Of what computes for a producer: the producer itself lives, and says so. */
@@ -153,12 +136,4 @@ export function afterDecoderFault(fault: ProcessFault, phase: Phase): Expectatio
     case 'clock +4 min':
       return UNHARMED;
   }
-}
-
-/** Of a connection beside that of the transfer, which does not need it. */
-export function afterAsideFault(fault: LinkFault, link: LinkName): Expectation {
-  // A producer that the coordinator cannot reach again is no longer on its list, and loses what runs on it.
-  if (fault === 'link down' && link === 'coordinator - producer')
-    return [...UNHARMED, alone('middle chunk', 'PEER_UNREACHABLE')];
-  return UNHARMED;
 }

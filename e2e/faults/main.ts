@@ -67,7 +67,7 @@ async function runCells(
 }
 
 function lineOf({ cell, verdict, outcome, reason, seconds }: Result): string {
-  const words = { passed: 'ok     ', failed: 'FAILED ', known: 'known  ', 'not run': 'not run' };
+  const words = { passed: 'ok     ', failed: 'FAILED ', 'not run': 'not run' };
   const what = outcome === null ? (reason ?? '') : outcomeText(outcome);
   return `${words[verdict]} ${cell.id}: ${what} (${seconds.toFixed(1)} s)`;
 }
@@ -107,10 +107,9 @@ async function publish(run: Run, options: Options): Promise<void> {
 
 function summaryOf(run: Run): string {
   const { processor, cores, memoryGiB } = machine();
-  const further = (['known', 'not run'] as const)
-    .map((verdict) => ({ verdict, count: countOf(run, verdict) }))
-    .filter(({ count }) => count > 0)
-    .map(({ verdict, count }) => `, ${count} ${verdict}`);
+  const further: string[] = [];
+  const notRun = countOf(run, 'not run');
+  if (notRun > 0) further.push(`, ${notRun} not run`);
   const again = triedAgain(run);
   if (again > 0) further.push(`, ${again} at the second try`);
   const counted = `${run.results.length} cells: ${totals(run)}${further.join('')}`;

@@ -21,8 +21,15 @@ export function whatIsMissing(fault: ProcessFault, system: System): string | nul
   return null;
 }
 
-/** What has to be so before the cell begins: a clock can only be changed in a process that was started for it. */
+/**
+ * What has to be so before the cell begins: a clock can only be changed in a process that was started for it, and a process
+ * that is started anew meanwhile takes longer than a decoder waits.
+ */
 export async function prepareProcess(fault: ProcessFault, target: Target, system: System): Promise<Undo | null> {
+  if (fault === 'restart') {
+    await system.restart('decoder', 'patient');
+    return () => system.restart('decoder');
+  }
   if (!(fault in CLOCKS)) return null;
   const role = roleOf(target);
   await system.restart(role, 'clock');

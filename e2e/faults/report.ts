@@ -3,7 +3,7 @@ import { outcomeText, PHASES, whereText, type Cell, type Outcome } from './cells
 
 export interface Result {
   readonly cell: Cell;
-  readonly verdict: 'passed' | 'failed' | 'known' | 'not run';
+  readonly verdict: 'passed' | 'failed' | 'not run';
   /** What came, when that was allowed. */
   readonly outcome: Outcome | null;
   /** Why it failed or was not run; of one that passed, why it had failed before. */
@@ -48,7 +48,6 @@ export function toJson(run: Run): object {
     seconds: round(run.seconds),
     passed: countOf(run, 'passed'),
     failed: countOf(run, 'failed'),
-    known: countOf(run, 'known'),
     notRun: countOf(run, 'not run'),
     triedAgain: triedAgain(run),
     cells: run.results.map(({ cell, verdict, outcome, reason, tries, seconds }) => ({

@@ -31,6 +31,8 @@ const DRAIN_MS = 500;
 const DISK_MIB = 16;
 /** The decoder's: how long a cell with a silent peer takes. */
 export const STALL_MS = { llama: 2_500, vllm: 4_000 } as const;
+/** Of a decoder. */
+const PATIENT = { MUSER_DECODER_STALL_TIMEOUT_MS: '30000' } as const;
 
 export interface NodeView {
   readonly nodeId: string;
@@ -146,12 +148,13 @@ export class System {
 
   /**
    * Starts a process again with what it had before. It may have another port then, which only the proxies have to know.
-   * @param clock its clock can be set from now on
+   * @param how its clock can be set from now on; or it waits for a producer for as long as a transfer may stand still
    */
-  async restart(role: Role, clock: 'clock' | null = null): Promise<void> {
+  async restart(role: Role, how: 'clock' | 'patient' | null = null): Promise<void> {
     await this.child(role).kill();
-    if (clock !== null) await this.setClock(role, '+0');
-    await this.spawn(role, clock === null ? {} : this.clockEnvironment(role));
+    if (how === 'clock') await this.setClock(role, '+0');
+    const environments = { clock: this.clockEnvironment(role), patient: PATIENT };
+    await this.spawn(role, how === null ? {} : environments[how]);
   }
 
   /** @param offset from the clock of this machine, as faketime writes it: "+1h" */
