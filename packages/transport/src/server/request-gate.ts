@@ -51,7 +51,7 @@ class IncomingRequest {
     this.#budget = budget;
     this.#timer = setTimeout(() => {
       const message = `the request was not there within ${REQUEST_TIMEOUT_MS} ms`;
-      call.sendStatus(toStatus(new MuserError('DEADLINE_EXCEEDED', message)));
+      call.sendStatus(toStatus(new MuserError('STALLED', message)));
     }, REQUEST_TIMEOUT_MS);
   }
 
