@@ -1,10 +1,6 @@
-import { constants, closeSync, fstatSync, openSync } from 'node:fs';
-import { type FileHandle, open } from 'node:fs/promises';
-import { readSmallFile } from '@muser/service-kit';
+import type { FileHandle } from 'node:fs/promises';
+import * as files from '@muser/service-kit';
 import { usageError } from './exit.js';
-
-/** Opening a pipe that nobody writes to would block a thread for good, which no signal could end. */
-const READ = constants.O_RDONLY | constants.O_NONBLOCK;
 
 /**
  * A small file's text; null when it is not there.
@@ -12,7 +8,7 @@ const READ = constants.O_RDONLY | constants.O_NONBLOCK;
  */
 export async function readText(path: string, maxBytes: number): Promise<string | null> {
   try {
-    return await readSmallFile(path, maxBytes);
+    return await files.readSmallFile(path, maxBytes);
   } catch (error) {
     // A path that goes on below a file.
     if (isMissing((error as Error).cause)) return null;
@@ -22,22 +18,15 @@ export async function readText(path: string, maxBytes: number): Promise<string |
 
 /** Opens a file of any size to be read. Throws CliError INVALID_REQUEST for a folder, a pipe or a device. */
 export async function openRegular(path: string): Promise<FileHandle> {
-  const handle = await open(path, READ);
-  try {
-    if ((await handle.stat()).isFile()) return handle;
-    throw usageError(`${path} is not a regular file`);
-  } catch (error) {
-    await handle.close();
-    throw error;
-  }
+  return (await files.openRegular(path)) ?? refuse(path);
 }
 
 /** Like openRegular, for readers that do not wait; returns the descriptor and the bytes that the file has. */
 export function openRegularSync(path: string): { file: number; size: number } {
-  const file = openSync(path, READ);
-  const found = fstatSync(file);
-  if (found.isFile()) return { file, size: found.size };
-  closeSync(file);
+  return files.openRegularSync(path) ?? refuse(path);
+}
+
+function refuse(path: string): never {
   throw usageError(`${path} is not a regular file`);
 }
 

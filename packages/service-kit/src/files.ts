@@ -4,6 +4,7 @@ import { chmod, type FileHandle, link, lstat, mkdir, open, rename, rm, stat } fr
 import { basename, dirname, join } from 'node:path';
 
 import { ServiceError, type ServiceErrorCode } from './errors.js';
+import { openRegular } from './regular-file.js';
 
 const FILE_MODE = 0o600;
 const FOLDER_MODE = 0o700;
@@ -11,8 +12,6 @@ const OTHERS = 0o077;
 /** Secrets are short; whatever is longer is not one of ours. */
 const MAX_PRIVATE_BYTES = 64 * 1024;
 const BLOCK_BYTES = 64 * 1024;
-/** Without waiting for whoever would write to it, where it is a pipe. */
-const READ = constants.O_RDONLY | constants.O_NONBLOCK;
 
 /**
  * Replaces a file's content so that after a crash there is the old content or the new, never a mixture. The file gets
@@ -121,10 +120,7 @@ async function exists(path: string): Promise<boolean> {
  *   longer than 64 KiB, or it cannot be read
  */
 export async function readPrivateFile(path: string): Promise<string | null> {
-  const file = await open(path, READ | constants.O_NOFOLLOW).catch((error: unknown) => {
-    if (reasonOf(error) === 'ENOENT') return null;
-    throw new ServiceError('CONFIG_INVALID', `${path} cannot be read (${reasonOf(error)})`, { cause: error });
-  });
+  const file = await openToRead(path, constants.O_NOFOLLOW);
   if (file === null) return null;
   try {
     const folder = dirname(path);
@@ -142,16 +138,26 @@ export async function readPrivateFile(path: string): Promise<string | null> {
  * @throws ServiceError MESSAGE_TOO_LARGE beyond `maxBytes`, CONFIG_INVALID when it is no regular file or cannot be read
  */
 export async function readSmallFile(path: string, maxBytes: number): Promise<string | null> {
-  const file = await open(path, READ).catch((error: unknown) => {
-    if (reasonOf(error) === 'ENOENT') return null;
-    throw new ServiceError('CONFIG_INVALID', `${path} cannot be read (${reasonOf(error)})`, { cause: error });
-  });
+  const file = await openToRead(path);
   if (file === null) return null;
   try {
     return await readCapped(file, { path, maxBytes, tooLong: 'MESSAGE_TOO_LARGE' });
   } finally {
     await file.close();
   }
+}
+
+/** Null when it does not exist. @throws ServiceError CONFIG_INVALID when it is no regular file or cannot be opened */
+async function openToRead(path: string, flags = 0): Promise<FileHandle | null> {
+  let file: FileHandle | null;
+  try {
+    file = await openRegular(path, flags);
+  } catch (error) {
+    if (reasonOf(error) === 'ENOENT') return null;
+    throw new ServiceError('CONFIG_INVALID', `${path} cannot be read (${reasonOf(error)})`, { cause: error });
+  }
+  if (file === null) throw new ServiceError('CONFIG_INVALID', `${path} is not a regular file`);
+  return file;
 }
 
 interface Cap {
@@ -162,7 +168,6 @@ interface Cap {
 
 /** The size that a file says it has is not asked: it may grow, and that of a device or of a file in /proc is 0. */
 async function readCapped(file: FileHandle, { path, maxBytes, tooLong }: Cap): Promise<string> {
-  if (!(await file.stat()).isFile()) throw new ServiceError('CONFIG_INVALID', `${path} is not a regular file`);
   const blocks: Buffer[] = [];
   let length = 0;
   for (;;) {

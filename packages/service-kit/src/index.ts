@@ -28,6 +28,7 @@ export {
   writeFileAtomic,
 } from './files.js';
 export type { ResultKind } from './files.js';
+export { openRegular, openRegularSync } from './regular-file.js';
 export { readJsonObject } from './json-input.js';
 export { LearnedRate } from './learned-rate.js';
 export { lockFolder } from './folder-lock.js';
