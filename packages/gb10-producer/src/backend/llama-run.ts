@@ -1,5 +1,5 @@
 import type { Sequence } from '@muser/metal';
-import { fromEngineError, MAX_PAYLOAD_BYTES, MuserError, planChunkShards } from '@muser/protocol';
+import { chunkBytesOf, fromEngineError, MuserError } from '@muser/protocol';
 
 import { pause } from '../abort.js';
 import type { PrefillBackend, PrefillChunk, PrefillRun, PrefillTask } from './backend.js';
@@ -140,12 +140,8 @@ export class LlamaRun implements PrefillRun {
 
   async #export(sequence: Sequence, { start, end, windowStart }: RowRange): Promise<PrefillChunk> {
     const { geometry } = this.#context.backend.model;
-    const { wireType, staging } = this.#task;
-    const plan = planChunkShards(
-      { geometry, wireType, chunkStart: start, chunkEnd: end, windowStart },
-      MAX_PAYLOAD_BYTES,
-    );
-    const bytes = plan.reduce((sum, shard) => sum + shard.payloadBytes, 0);
+    const { staging } = this.#task;
+    const bytes = chunkBytesOf(geometry, end - start, end - windowStart);
     await staging.acquire(bytes, this.#stop.signal);
     try {
       const rows = await sequence.exportRange(start, end, { windowStart });

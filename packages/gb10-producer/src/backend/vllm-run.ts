@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto';
 
-import { type ErrorCode, MAX_PAYLOAD_BYTES, MuserError, planChunkShards, type ShardPlan } from '@muser/protocol';
+import { chunkBytesOf, type ErrorCode, MuserError, type ShardPlan } from '@muser/protocol';
 
 import { orAborted, orLate } from '../abort.js';
 import { readError, type RankLink } from '../bridge/rank-link.js';
@@ -12,7 +12,7 @@ import { checkTask } from './check-task.js';
 import { piecesOf, type RowRange } from './chunk-pieces.js';
 import { ChunkQueue } from './chunk-queue.js';
 import { readShardFromRanks } from './rank-rows.js';
-import { windowRowsFrom } from './window-rows.js';
+import { reachesLastWindow, windowRowsFrom } from './window-rows.js';
 
 /** Chunks and the news that compute has ended come by different sockets. */
 const LAST_CHUNK_LIMIT_MS = 10_000;
@@ -239,13 +239,11 @@ export class VllmRun implements PrefillRun {
 
   async #offer(piece: Piece): Promise<number> {
     const { geometry } = this.#context.backend.model;
-    const { wireType, staging, tokens } = this.task;
+    const { staging } = this.task;
     const { start, end, of } = piece;
     const windowStart = piece.windowStart === end ? end : windowRowsFrom(geometry, this.task, piece, this.#unreleased);
-    const mustHaveWindow = geometry.windowTokens > 0 && end > tokens.length - 1 - geometry.windowTokens;
-    if (windowStart === end && mustHaveWindow) throw readError('STAGING_FULL');
-    const range = { geometry, wireType, chunkStart: start, chunkEnd: end, windowStart };
-    const bytes = planChunkShards(range, MAX_PAYLOAD_BYTES).reduce((sum, plan) => sum + plan.payloadBytes, 0);
+    if (windowStart === end && reachesLastWindow(geometry, this.task, end)) throw readError('STAGING_FULL');
+    const bytes = chunkBytesOf(geometry, end - start, end - windowStart);
     await staging.acquire(bytes, this.#stop.signal);
     this.#unreleased += 1;
     this.#context.countChunk(1);

@@ -14,10 +14,15 @@ export const BEHIND_CHUNKS = 2;
  */
 export function windowRowsFrom(
   geometry: Geometry,
-  { tokens, heldTokens }: Pick<PrefillTask, 'tokens' | 'heldTokens'>,
+  task: Pick<PrefillTask, 'tokens' | 'heldTokens'>,
   { start, end }: { readonly start: number; readonly end: number },
   unsentChunks: number,
 ): number {
-  const needed = end > tokens.length - 1 - geometry.windowTokens;
-  return unsentChunks >= BEHIND_CHUNKS && !needed ? end : windowStartOf(geometry, heldTokens, start, end);
+  const skipped = unsentChunks >= BEHIND_CHUNKS && !reachesLastWindow(geometry, task, end);
+  return skipped ? end : windowStartOf(geometry, task.heldTokens, start, end);
+}
+
+/** Whether decoding needs window rows of a chunk that ends there. */
+export function reachesLastWindow(geometry: Geometry, { tokens }: Pick<PrefillTask, 'tokens'>, end: number): boolean {
+  return end > tokens.length - 1 - geometry.windowTokens;
 }

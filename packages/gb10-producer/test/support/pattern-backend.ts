@@ -1,12 +1,4 @@
-import {
-  MAX_PAYLOAD_BYTES,
-  type Geometry,
-  MuserError,
-  planChunkShards,
-  rowBytesOf,
-  type ShardPlan,
-  type WireType,
-} from '@muser/protocol';
+import { chunkBytesOf, type Geometry, MuserError, rowBytesOf, type ShardPlan, type WireType } from '@muser/protocol';
 
 import { orAborted } from '../../src/abort.js';
 import type {
@@ -189,14 +181,7 @@ export class PatternBackend implements PrefillBackend {
     const rowBytes = rowBytesOf(geometry);
     const unsent = this.#unreleased.filter((other) => other === task).length;
     const windowStart = windowRowsFrom(geometry, task, { start, end }, unsent);
-    const range = {
-      geometry,
-      wireType: 'f16' as const,
-      chunkStart: start,
-      chunkEnd: end,
-      windowStart,
-    };
-    const bytes = planChunkShards(range, MAX_PAYLOAD_BYTES).reduce((sum, plan) => sum + plan.payloadBytes, 0);
+    const bytes = chunkBytesOf(geometry, end - start, end - windowStart);
     await task.staging.acquire(bytes, signal);
     this.#unreleased.push(task);
     let released = false;
