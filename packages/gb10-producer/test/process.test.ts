@@ -120,7 +120,7 @@ describe('the producer process', () => {
   it.each([
     ['enrolled nodes', true],
     ['who has no certificate', false],
-  ])('ends floods of frames by %s, and finishes what runs', async (_, enrolled) => {
+  ])('ends floods of frames by %s, and finishes what runs', { timeout: 180_000 }, async (_, enrolled) => {
     await enroll();
     const ready = await run({ pacing: 500 });
     const frames = await beginTransfer(ready);

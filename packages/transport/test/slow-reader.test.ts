@@ -38,7 +38,7 @@ async function countFrames(frames: AsyncIterable<Buffer>): Promise<number> {
 
 // promise: A reader at 1 MB/s slows its sender, which keeps a bounded part of the transfer, and nothing else.
 // fault: writes-without-drain
-it('readers at 1 MB/s slow their senders, and nothing else', async () => {
+it('readers at 1 MB/s slow their senders, and nothing else', { timeout: 150_000 }, async () => {
   const slow = new Map<string, Sending>();
   const { target } = await startProducer((call) => {
     const name = call.requestBytes.toString();

@@ -53,7 +53,7 @@ describe('a coordinator process', () => {
   it.each([
     ['enrolled nodes', true],
     ['who has no certificate', false],
-  ])('ends floods of frames by %s, and serves the others', async (_, enrolled) => {
+  ])('ends floods of frames by %s, and serves the others', { timeout: 180_000 }, async (_, enrolled) => {
     const stateDir = await stateFolder();
     const coordinator = await CoordinatorProcess.launch({ stateDir });
     const { grpc, nodeId } = await coordinator.ready();
