@@ -3,7 +3,7 @@ import type { Faults } from '@muser/testing';
 import type { Cell, Happening, LinkFault, LinkName, Phase } from './cells.js';
 import type { Link } from './network.js';
 import type { Point } from './phases.js';
-import { hitProcess } from './process-faults.js';
+import { hitProcess, untilUnlisted } from './process-faults.js';
 import type { System } from './system.js';
 import { until } from './until.js';
 
@@ -53,6 +53,7 @@ export async function happen({ happening, phase }: Cell, point: Point, system: S
   }
   const { link, owner, point: aside } = besides(happening.link, system);
   const undo = await breakLink(happening.fault, aside, link, owner, FEW);
+  if (happening.fault === 'link down' && happening.link === 'coordinator - producer') await untilUnlisted(system);
   point.direction.release();
   return async () => {
     if (DAMAGES.has(happening.fault)) {

@@ -6,7 +6,7 @@ import { until } from './until.js';
 export class Link {
   readonly #connections: { owner: number | null; readonly connection: ProxiedConnection }[] = [];
   /** Whose connections are ended at once. */
-  #down: number | null = null;
+  #down: number | 'starting' | null = null;
   /** Called for a new connection of a process before its first byte passes. */
   #onConnect: { owner: number; call: (connection: ProxiedConnection) => void } | null = null;
 
@@ -44,8 +44,8 @@ export class Link {
     this.#onConnect = { owner, call };
   }
 
-  /** From now on a process does not get through, until calm(). */
-  goDown(owner: number): void {
+  /** From now on a process does not get through, or one that nobody knows yet because it is starting, until calm(). */
+  goDown(owner: number | 'starting'): void {
     this.#down = owner;
     for (const one of this.#connections) if (one.owner === owner) one.connection.destroy();
   }
@@ -82,7 +82,7 @@ export class Link {
   private join(connection: ProxiedConnection): void {
     const owner = this.ownerOf(connection);
     this.#connections.push({ owner, connection });
-    if (this.#down !== null && this.#down === owner) return connection.destroy();
+    if (this.#down === (owner ?? 'starting')) return connection.destroy();
     if (this.#onConnect === null || this.#onConnect.owner !== owner) return;
     const { call } = this.#onConnect;
     this.#onConnect = null;

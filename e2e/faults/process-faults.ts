@@ -55,11 +55,11 @@ export async function hitProcess(
     case 'SIGKILL':
       return kill(target, pids, system, letGo);
     case 'restart':
+      // The list that the decoder gets is that of a coordinator that has not heard the producer yet.
+      system.toProducer.goDown('starting');
       await system.restart(roleOf(target));
-      await until('the decoder sees the coordinator', async () => {
-        const { coordinator } = await system.health('decoder');
-        return coordinator === 'connected';
-      });
+      system.toProducer.goDown(system.child(roleOf(target)).pid);
+      await untilUnlisted(system);
       letGo();
       return nothing;
     case 'SIGSTOP':
@@ -87,6 +87,14 @@ export async function hitProcess(
       letGo();
       return nothing;
   }
+}
+
+/** The decoder has a list in which no producer gets requests. */
+export async function untilUnlisted(system: System): Promise<void> {
+  await until('the decoder sees the coordinator, and no producer', async () => {
+    const { coordinator, producers } = await system.health('decoder');
+    return coordinator === 'connected' && producers.length === 0;
+  });
 }
 
 const roleOf = (target: Target): Role => (target === 'vLLM worker' ? 'producer' : target);
