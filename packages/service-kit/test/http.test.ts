@@ -123,6 +123,7 @@ describe('createHttpServer', () => {
       expect(body).not.toContain('hunter2');
     };
     await expectError(await fetch(`${url}/nowhere`), 400, 'NOT_FOUND');
+    await expectError(await fetch(`${url}/hunter2%zz`), 400, 'INVALID_REQUEST');
     await expectError(await post('{"a":hunter2'), 400, 'INVALID_REQUEST');
     await expectError(await post(''), 400, 'INVALID_REQUEST');
     await expectError(await post('{"__proto__":{}}'), 400, 'INVALID_REQUEST');

@@ -1,7 +1,7 @@
 import { STATUS_CODES } from 'node:http';
 import type { AddressInfo, Socket } from 'node:net';
 
-import { fastify, type FastifyInstance } from 'fastify';
+import { fastify, type FastifyInstance, type FastifyReply } from 'fastify';
 
 import { ServiceError } from '../errors.js';
 import type { Logger } from '../logging.js';
@@ -49,6 +49,11 @@ const CHECK_INTERVAL_MS = 1_000;
  */
 export function createHttpServer(options: HttpServerOptions): HttpServer {
   const { name, host, logger } = options;
+  const answer = (error: unknown, reply: FastifyReply): number => {
+    const { status, body } = options.toReply(asServiceError(error, options.bodyLimitBytes));
+    void reply.status(status).send(body);
+    return status;
+  };
   if (!isLoopbackHost(host)) {
     throw new ServiceError('CONFIG_INVALID', `${name} listens on loopback only, not on ${host}: use 127.0.0.1 or ::1`);
   }
@@ -62,6 +67,8 @@ export function createHttpServer(options: HttpServerOptions): HttpServer {
     // Its answers have another form; see below.
     return503OnClosing: false,
     clientErrorHandler: (error, socket) => refuseRaw(error, socket, options.toReply),
+    // For paths that cannot be routed (`/%zz`): these never reach the error handler below.
+    frameworkErrors: (error, _request, reply) => answer(error, reply),
     routerOptions: { maxParamLength: 256 },
   });
   app.server.headersTimeout = HEADERS_TIMEOUT_MS;
@@ -80,10 +87,8 @@ export function createHttpServer(options: HttpServerOptions): HttpServer {
     throw new ServiceError('NOT_FOUND', `there is no ${request.method} at this path`);
   });
   app.setErrorHandler((error, request, reply) => {
-    const { status, body } = options.toReply(asServiceError(error, options.bodyLimitBytes));
-    if (status >= 500)
+    if (answer(error, reply) >= 500)
       logger.error({ err: error, method: request.method, route: request.routeOptions.url }, 'request failed');
-    void reply.status(status).send(body);
   });
 
   return {
@@ -118,7 +123,11 @@ function asServiceError(error: unknown, bodyLimitBytes: number): unknown {
     const message = `the request body has more than the ${bodyLimitBytes} bytes that are taken`;
     return new ServiceError('MESSAGE_TOO_LARGE', message, { cause: error });
   }
-  return new ServiceError('INVALID_REQUEST', 'the request is not valid: a JSON object is expected', { cause: error });
+  const isPath = (error as { code?: unknown }).code === 'FST_ERR_BAD_URL';
+  const message = isPath
+    ? 'the path of the request is no valid URL'
+    : 'the request is not valid: a JSON object is expected';
+  return new ServiceError('INVALID_REQUEST', message, { cause: error });
 }
 
 /** Answers what Node could not read as an HTTP request, and ends the connection. */
