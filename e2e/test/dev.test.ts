@@ -280,3 +280,24 @@ describe('the end', { timeout: LIMIT_MS }, () => {
     }
   });
 });
+
+describe('a system that starts', { timeout: LIMIT_MS }, () => {
+  it('ends at a second Ctrl-C, with a process that hangs', async () => {
+    const state = join(folder, 'hanging-early');
+    const child = startMuser(['dev', '--state', state, '--port', '0'], { buffer: false });
+    await heard(child.stderr, /starting the producer/);
+    const lock = await readFile(join(state, 'coordinator', 'lock'), 'utf8');
+    const { pid } = JSON.parse(lock) as { pid: number };
+    process.kill(pid, 'SIGSTOP');
+    try {
+      const stopping = heard(child.stderr, /stopping the coordinator/);
+      child.kill('SIGINT');
+      await stopping;
+      child.kill('SIGINT');
+      expect((await child).exitCode).toBe(130);
+      await eventually('the coordinator is gone', () => !isAlive(pid));
+    } finally {
+      if (isAlive(pid)) process.kill(pid, 'SIGKILL');
+    }
+  });
+});

@@ -35,18 +35,16 @@ export async function demo(options: { json: boolean; engine: EngineName }): Prom
   const state = await mkdtemp(join(tmpdir(), 'muser-demo-'));
   try {
     const engine = await prepareEngine({ name: options.engine, model: null, alone: null }, interrupts.signal);
-    system = await System.start(
-      {
-        state,
-        model: DEFAULT_MODEL,
-        engine,
-        port: 0,
-        prefillTokensPerSecond: null,
-        onProgress: tell,
-        onExit: (name, reason) => tell(`the ${name} ${reason}`),
-      },
-      interrupts.signal,
-    );
+    system = new System({
+      state,
+      model: DEFAULT_MODEL,
+      engine,
+      port: 0,
+      prefillTokensPerSecond: null,
+      onProgress: tell,
+      onExit: (name, reason) => tell(`the ${name} ${reason}`),
+    });
+    await system.start(interrupts.signal);
     const client = new DecoderClient(new URL(system.endpoints.decoder));
     const { local, remote } = await compare(client, output, tell, interrupts.signal);
     const problem = judge(local, remote);

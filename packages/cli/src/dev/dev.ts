@@ -39,21 +39,19 @@ export async function dev(options: DevOptions): Promise<number> {
     await waitForPrevious(layout, output, interrupts.signal);
     const producerModel = options.producerModel ?? (options.engine === 'llama' ? options.model : null);
     const engine = await prepareEngine({ name: options.engine, model: producerModel, alone: null }, interrupts.signal);
-    system = await System.start(
-      {
-        state: layout.root,
-        model: options.model,
-        engine,
-        port: await choosePort(options.port, tell),
-        prefillTokensPerSecond: options.prefillTokensPerSecond,
-        onProgress: tell,
-        onExit: (name, reason) => {
-          tell(describeDeath(name, reason, layout.logs));
-          if (name === 'decoder') decoderEnded.abort();
-        },
+    system = new System({
+      state: layout.root,
+      model: options.model,
+      engine,
+      port: await choosePort(options.port, tell),
+      prefillTokensPerSecond: options.prefillTokensPerSecond,
+      onProgress: tell,
+      onExit: (name, reason) => {
+        tell(describeDeath(name, reason, layout.logs));
+        if (name === 'decoder') decoderEnded.abort();
       },
-      interrupts.signal,
-    );
+    });
+    await system.start(interrupts.signal);
     announce(system, options.json, tell);
     await aborted(AbortSignal.any([interrupts.signal, decoderEnded.signal]));
     await system.stop(tell);

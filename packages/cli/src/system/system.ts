@@ -51,21 +51,19 @@ export class System {
   readonly #processes: ManagedProcess<unknown>[] = [];
   #stopping = false;
   #endpoints: Endpoints | null = null;
+  private readonly layout: StateLayout;
 
-  private constructor(
-    private readonly options: SystemOptions,
-    private readonly layout: StateLayout,
-  ) {}
+  constructor(private readonly options: SystemOptions) {
+    this.layout = stateLayout(options.state);
+  }
 
   /** Starts all three and waits until the decoder sees the producer. After a failure nothing runs any more. */
-  static async start(options: SystemOptions, signal: AbortSignal): Promise<System> {
-    const system = new System(options, stateLayout(options.state));
+  async start(signal: AbortSignal): Promise<void> {
     try {
-      await createStateFolders(system.layout);
-      await system.#startAll(signal);
-      return system;
+      await createStateFolders(this.layout);
+      await this.#startAll(signal);
     } catch (error) {
-      await system.stop(() => undefined);
+      await this.stop(this.options.onProgress);
       throw error;
     }
   }
@@ -86,7 +84,7 @@ export class System {
     await rm(this.layout.endpointsFile, { force: true });
   }
 
-  /** Ends everything at once. */
+  /** Ends everything at once, also while it starts or stops. */
   kill(): void {
     this.#stopping = true;
     for (const child of this.#processes) child.kill();
