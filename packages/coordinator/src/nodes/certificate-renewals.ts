@@ -30,12 +30,21 @@ export interface CertificateRenewalsOptions {
 /** At two thirds of their life, which leaves ten days for a node that cannot be reached. */
 const RENEW_BEFORE_END_MS = CERTIFICATE_LIFETIME_MS / 3;
 const CHECK_INTERVAL_MS = 60_000;
+const MIN_ISSUE_GAP_MS = 60_000;
 
 /** An operator's order to a decoder, which asks for its certificate when it hears of it. */
 interface DecoderOrder {
   id: string;
   carriedOut: AbortController;
   /** Operators that wait for it. */
+  waiting: number;
+}
+
+/** A renewal of a producer that is under way. */
+interface ProducerRenewal {
+  done: Promise<void>;
+  unwanted: AbortController;
+  /** Who waits for it: operators, and the check of all certificates. */
   waiting: number;
 }
 
@@ -47,6 +56,9 @@ export class CertificateRenewals {
   readonly #options: CertificateRenewalsOptions;
   readonly #closing = new AbortController();
   readonly #orders = new Map<string, DecoderOrder>();
+  /** When a decoder got its newest certificate. As many entries as there are decoders. */
+  readonly #issuedAtMs = new Map<string, number>();
+  readonly #underWay = new Map<string, ProducerRenewal>();
   #done = Promise.resolve();
 
   constructor(options: CertificateRenewalsOptions) {
@@ -69,7 +81,7 @@ export class CertificateRenewals {
    * Gives a node a new TLS key and certificate now. Resolves when its new connections use them (a decoder: when it has
    * got the certificate).
    *
-   * @throws MuserError NOT_FOUND (unknown or revoked), PEER_UNREACHABLE, DEADLINE_EXCEEDED (a decoder that does not ask),
+   * @throws MuserError NOT_FOUND (unknown or revoked), NODE_REVOKED (meanwhile), PEER_UNREACHABLE, DEADLINE_EXCEEDED (a decoder that does not ask),
    *   CANCELLED (the signal), UNAVAILABLE, or why the node refused
    */
   async renew(nodeId: string, deadlineMs: number, signal: AbortSignal): Promise<NodeEntry> {
@@ -80,12 +92,17 @@ export class CertificateRenewals {
     const limit = new AbortController();
     const late = new MuserError('DEADLINE_EXCEEDED', `${entry.record.name} was not done after ${deadlineMs} ms`);
     const timer = setTimeout(() => limit.abort(late), deadlineMs);
+    const unsubscribe = this.#options.directory.subscribe(({ record, state }) => {
+      if (record.nodeId !== nodeId || state !== 'revoked') return;
+      limit.abort(new MuserError('NODE_REVOKED', `${record.name} was revoked`));
+    });
     const either = AbortSignal.any([signal, limit.signal, this.#closing.signal]);
     try {
       if (entry.record.role === 'producer') await this.#renewProducer(entry.record, either);
       else await this.#orderDecoder(entry, either);
     } finally {
       clearTimeout(timer);
+      unsubscribe();
     }
     return this.#options.directory.get(nodeId) ?? entry;
   }
@@ -97,14 +114,31 @@ export class CertificateRenewals {
     return this.#isDue(notAfter.getTime()) ? serial : '';
   }
 
-  /** @throws MuserError ENROLL_REFUSED when the request is not that of the node itself */
-  async issueTo({ nodeId }: PeerIdentity, request: CertificateRequest): Promise<IssuedCertificate> {
+  /**
+   * Only a node with an order gets one, and without an operator's at most one a minute: whose answer was lost asks again.
+   *
+   * @throws MuserError ENROLL_REFUSED when the request is not that of the node itself; PERMISSION_DENIED without an order,
+   *   RESOURCE_EXHAUSTED too soon
+   */
+  async issueTo(peer: PeerIdentity, request: CertificateRequest): Promise<IssuedCertificate> {
+    const { nodeId } = peer;
+    if (!this.#orders.has(nodeId)) this.#refuseUnordered(peer);
     const { certificate, record } = await this.#options.office.issueAgain(nodeId, request);
     await record();
+    this.#issuedAtMs.set(nodeId, this.#options.clock.now());
     const order = this.#orders.get(nodeId);
     this.#orders.delete(nodeId);
     order?.carriedOut.abort();
     return { protocolVersion: PROTOCOL_VERSION, certificate };
+  }
+
+  #refuseUnordered(peer: PeerIdentity): void {
+    if (this.orderFor(peer) === '') {
+      throw new MuserError('PERMISSION_DENIED', 'nobody has ordered a new certificate, and yours will do for a while');
+    }
+    const issuedAtMs = this.#issuedAtMs.get(peer.nodeId);
+    if (issuedAtMs === undefined || this.#options.clock.now() - issuedAtMs >= MIN_ISSUE_GAP_MS) return;
+    throw new MuserError('RESOURCE_EXHAUSTED', 'you got a new certificate less than a minute ago');
   }
 
   #isDue(endMs: number): boolean {
@@ -144,8 +178,31 @@ export class CertificateRenewals {
     }
   }
 
+  /** A producer holds one new key at a time, so whoever asks meanwhile waits for the renewal that is under way. */
+  async #renewProducer(record: NodeRecord, signal: AbortSignal): Promise<void> {
+    const { nodeId } = record;
+    const renewal = this.#underWay.get(nodeId) ?? this.#beginRenewal(record);
+    this.#underWay.set(nodeId, renewal);
+    renewal.waiting += 1;
+    try {
+      await unlessAborted(renewal.done, signal);
+    } finally {
+      renewal.waiting -= 1;
+      if (renewal.waiting === 0) {
+        renewal.unwanted.abort(new MuserError('CANCELLED', `nobody waits for the renewal of ${record.name} any more`));
+        this.#underWay.delete(nodeId);
+      }
+    }
+  }
+
+  #beginRenewal(record: NodeRecord): ProducerRenewal {
+    const unwanted = new AbortController();
+    const signal = AbortSignal.any([unwanted.signal, this.#closing.signal]);
+    return { done: this.#dialProducer(record, signal), unwanted, waiting: 0 };
+  }
+
   /** Tries the addresses in turn until the producer itself answers. */
-  async #renewProducer({ nodeId, name, addresses }: NodeRecord, signal: AbortSignal): Promise<void> {
+  async #dialProducer({ nodeId, name, addresses }: NodeRecord, signal: AbortSignal): Promise<void> {
     let failure = new MuserError('PEER_UNREACHABLE', `${name} has no address`);
     for (const target of addresses) {
       const expect = { role: 'producer', nodeId } as const;
@@ -178,7 +235,7 @@ export class CertificateRenewals {
     this.#orders.set(nodeId, order);
     order.waiting += 1;
     try {
-      await untilAborted(order.carriedOut.signal, signal);
+      await unlessAborted(aborted(order.carriedOut.signal), signal);
     } finally {
       order.waiting -= 1;
       // The other operators' order stands when one of them gives up.
@@ -187,12 +244,17 @@ export class CertificateRenewals {
   }
 }
 
-/** Resolves when the first signal aborts, rejects with the second one's reason. */
-function untilAborted(awaited: AbortSignal, ended: AbortSignal): Promise<void> {
+/** Settles as the work does, or rejects with the signal's reason before. */
+function unlessAborted(work: Promise<void>, signal: AbortSignal): Promise<void> {
   return new Promise((resolve, reject) => {
-    awaited.addEventListener('abort', () => resolve(), { once: true });
-    const onEnd = (): void => reject(ended.reason as Error);
-    ended.addEventListener('abort', onEnd, { once: true });
-    if (ended.aborted) onEnd();
+    const onEnd = (): void => reject(signal.reason as Error);
+    signal.addEventListener('abort', onEnd, { once: true });
+    if (signal.aborted) onEnd();
+    void work.then(resolve, reject).finally(() => signal.removeEventListener('abort', onEnd));
   });
+}
+
+/** Resolves when the signal aborts. */
+function aborted(signal: AbortSignal): Promise<void> {
+  return new Promise((resolve) => signal.addEventListener('abort', () => resolve(), { once: true }));
 }

@@ -26,6 +26,11 @@ async function withProducer({ operator }: TestCoordinator) {
 
 const serialOf = (certificate: Uint8Array): string => new X509Certificate(certificate).serialNumber;
 
+/** Certificates that are issued so long after others make those due to be renewed. */
+const DUE_MS = (2 * CERTIFICATE_LIFETIME_MS) / 3 + DAY_MS;
+/** Begins so long ago that certificates which are issued now are still good by the real clock. */
+const past = (): ManualClock => new ManualClock(Date.now() - DUE_MS);
+
 const rotate = ({ operator }: TestCoordinator, nodeId: string, body: object = {}) =>
   operator.call('POST', `/api/nodes/${nodeId}/rotate`, body);
 
@@ -47,6 +52,14 @@ describe('an order of the operator', () => {
     const serials = producer.certificates.map(({ certificate }) => serialOf(certificate));
     expect(new Set(serials).size).toBe(2);
     expect((await coordinator.operator.node(nodeId)).state).toBe('healthy');
+  });
+
+  it('given twice at once renews a producer once, for both who gave it', async () => {
+    const coordinator = await launchCoordinator();
+    const { nodeId, producer } = await withProducer(coordinator);
+    const [one, other] = await Promise.all([rotate(coordinator, nodeId), rotate(coordinator, nodeId)]);
+    expect([one, other]).toMatchObject([{ status: 200 }, { status: 200 }]);
+    expect(producer.certificates).toHaveLength(1);
   });
 
   it('reaches a decoder with its list, once, and is done when the decoder has asked', async () => {
@@ -94,6 +107,17 @@ describe('an order of the operator', () => {
     ]);
   });
 
+  it('that waits for a decoder ends when that is revoked', async () => {
+    const coordinator = await launchCoordinator();
+    const { nodeId, identity } = await coordinator.operator.enroll('decoder');
+    const stand = new StandInDecoder(identity, coordinator.grpc);
+    await stand.list();
+    const waiting = rotate(coordinator, nodeId);
+    await stand.list(({ renewOrder }) => renewOrder !== '');
+    await coordinator.operator.revoke(nodeId);
+    expect(await waiting).toMatchObject({ body: { error: { code: 'NODE_REVOKED' } } });
+  });
+
   it('says what is wrong', async () => {
     const coordinator = await launchCoordinator();
     const decoder = await coordinator.operator.enroll('decoder');
@@ -113,8 +137,10 @@ describe('an order of the operator', () => {
 
 describe('a request for a certificate', () => {
   it('is answered for the node itself alone, and never for a revoked one', async () => {
-    const coordinator = await launchCoordinator();
+    const clock = past();
+    const coordinator = await launchCoordinator({ clock });
     const [one, other] = [await coordinator.operator.enroll('decoder'), await coordinator.operator.enroll('decoder')];
+    clock.jump(DUE_MS);
     const live = new LiveIdentity(one.identityFolder, one.identity);
     const foreign = new LiveIdentity(other.identityFolder, other.identity);
     const client = dial(coordinator, live);
@@ -125,12 +151,24 @@ describe('a request for a certificate', () => {
     await coordinator.operator.revoke(one.nodeId);
     await expect(dial(coordinator, live).renewCertificate(request)).rejects.toMatchObject({ code: 'NODE_REVOKED' });
   });
+
+  it('is refused without an order, and twice within a minute', async () => {
+    const clock = past();
+    const coordinator = await launchCoordinator({ clock });
+    const { identity, identityFolder } = await coordinator.operator.enroll('decoder');
+    const live = new LiveIdentity(identityFolder, identity);
+    const client = dial(coordinator, live);
+    const renew = async () => client.renewCertificate(await live.request());
+    await expect(renew()).rejects.toMatchObject({ code: 'PERMISSION_DENIED' });
+    clock.jump(DUE_MS);
+    await renew();
+    await expect(renew()).rejects.toMatchObject({ code: 'RESOURCE_EXHAUSTED' });
+    clock.jump(60_000);
+    await renew();
+  });
 });
 
 describe('by themselves', () => {
-  /** Begins so long ago that certificates which are issued now are still good by the real clock. */
-  const past = (): ManualClock => new ManualClock(Date.now() - (2 * CERTIFICATE_LIFETIME_MS) / 3 - DAY_MS);
-
   /** Lets time pass in small steps, in which the producer gives signs of life, until the promise has settled. */
   async function whileTimePasses<T>(clock: ManualClock, promise: Promise<T>, live = (): void => undefined): Promise<T> {
     const settled = promise.then(
