@@ -59,6 +59,8 @@ export class ProducerConnections {
       } catch (error) {
         if (peer.isRevoked && !options.signal.aborted) throw revoked(entry, error);
         const failure = toMuserError(error, 'PEER_UNREACHABLE');
+        // The call that was lost on the first address may have arrived: then the same transfer is what is running there.
+        if (failure.code === 'NONCE_ACTIVE' && firstFailure !== null) throw firstFailure;
         if (received || !OTHER_ADDRESS.has(failure.code)) throw failure;
         if (peer.current === connection) peer.current = null;
         firstFailure ??= failure;

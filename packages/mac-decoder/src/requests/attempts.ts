@@ -100,7 +100,9 @@ class Attempts {
     const before = this.dropped?.nodeId === nodeId ? this.dropped.drops : 0;
     // A link can only drop that was there: a producer that never answered is not waited for.
     const linkWasUp = before > 0 || result.figures.beginAt !== null;
-    if (failure.code === 'PEER_UNREACHABLE' && linkWasUp) this.noteDrop(nodeId, to > from ? 1 : before + 1);
+    // One whose rows were found wrong meanwhile takes no retry, so there is nothing to wait for.
+    const mayRetry = linkWasUp && !producer.circuit.isDistrusted;
+    if (failure.code === 'PEER_UNREACHABLE' && mayRetry) this.noteDrop(nodeId, to > from ? 1 : before + 1);
     else this.avoid(nodeId);
   }
 

@@ -180,11 +180,11 @@ describe('ProducerDirectory', () => {
     known.update(producerList(producerEntry()));
     expect(known.available(10)).toEqual([]);
     expect(known.explainAbsence(10)).toContain('failed a moment ago');
-    // It was away itself, so it begins anew.
+    // Wrong rows are remembered also when it was away itself.
     absent('unreachable');
     expect(known.explainAbsence(10)).toContain('spark cannot be reached by the coordinator');
     known.update(producerList(producerEntry()));
-    expect(known.available(10)).toHaveLength(1);
+    expect(known.available(10)).toEqual([]);
   });
 
   test('says so when there is nobody', () => {
