@@ -5,8 +5,6 @@ import { TokenizerQueue } from '../chat/tokenizer-queue.js';
 import { EngineRoom, type RoomLoad, type WantedRoom } from './room.js';
 import type { SequenceLease } from './sequence-lease.js';
 
-export { SequenceLease } from './sequence-lease.js';
-
 const FINGERPRINT_BYTES = 32;
 
 export interface DecoderEngineOptions extends EngineOptions {

@@ -32,6 +32,8 @@ export class KeptPrefixes<T> {
 
   /** Keeps a prefix; returns those that are not kept any more, which may be this one. */
   add(prefix: KeptPrefix<T>): KeptPrefix<T>[] {
+    // It would drop all the others, and then itself.
+    if (prefix.tokens.length > this.limitTokens) return [prefix];
     const longer = this.kept.findIndex(({ tokens }) => commonLength(tokens, prefix.tokens) === prefix.tokens.length);
     if (longer >= 0) {
       // It is asked for again, so it is not the next to go.

@@ -13,7 +13,7 @@ import {
   type WireType,
 } from '@muser/protocol';
 import { hashPayload } from '@muser/transport';
-import type { SequenceLease } from '../engine/decoder-engine.js';
+import type { SequenceLease } from '../engine/sequence-lease.js';
 
 const WIRE_TYPES: WireType[] = ['f16', 'bf16'];
 

@@ -8,7 +8,7 @@ import {
   type TransferEvent,
 } from '@muser/protocol';
 import { ByteBudget } from '@muser/transport';
-import type { SequenceLease } from '../engine/decoder-engine.js';
+import type { SequenceLease } from '../engine/sequence-lease.js';
 import { engineCallSync } from '../errors/engine-errors.js';
 import { TransferFigures } from './figures.js';
 import { InstallQueue, type ReceivedChunk } from './install-queue.js';

@@ -2,7 +2,7 @@ import { randomInt } from 'node:crypto';
 import type { KvExport, Sequence } from '@muser/metal';
 import { fromEngineError, MuserError, rowBytesOf, windowStartOf, type Geometry } from '@muser/protocol';
 import type { Logger } from '@muser/service-kit';
-import type { SequenceLease } from '../engine/decoder-engine.js';
+import type { SequenceLease } from '../engine/sequence-lease.js';
 import { engineCall, engineCallSync } from '../errors/engine-errors.js';
 import { distancesOf, partsOf, readPart, type RowRange, type RowsDistance } from './kv-distance.js';
 

@@ -1,6 +1,6 @@
 import type { Geometry, ModelIdentity } from '@muser/protocol';
 import type { PeerBudgets } from '@muser/transport';
-import type { SequenceLease } from '../engine/decoder-engine.js';
+import type { SequenceLease } from '../engine/sequence-lease.js';
 import { transferPrefill, type TransferObserver, type TransferResult } from '../ingest/transfer.js';
 import type { Pace } from '../placement/pace.js';
 import type { AttemptSample, MeasuredRates } from '../placement/rates.js';

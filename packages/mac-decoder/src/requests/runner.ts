@@ -1,7 +1,8 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { MuserError, withoutForeignText } from '@muser/protocol';
 import type { Logger } from '@muser/service-kit';
-import type { DecoderEngine, SequenceLease } from '../engine/decoder-engine.js';
+import type { DecoderEngine } from '../engine/decoder-engine.js';
+import type { SequenceLease } from '../engine/sequence-lease.js';
 import { engineCall } from '../errors/engine-errors.js';
 import { stagedBytes } from '../ingest/staged-bytes.js';
 import { choosePlacement } from '../placement/choose.js';

@@ -209,6 +209,15 @@ describe('after the link dropped', () => {
     expect(world.asked).toBe('A');
   });
 
+  test('one whose rows another request found wrong meanwhile is not waited for', async () => {
+    const world = new World('A');
+    await world.run('remote', () => {
+      world.directory.distrust(['A']);
+      return drop;
+    });
+    expect(world).toMatchObject({ asked: 'A', pauses: [] });
+  });
+
   test('one that left the list during the pause is not asked again', async () => {
     const world = new World('A');
     world.onSleep = () => world.publish('');

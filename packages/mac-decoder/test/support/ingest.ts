@@ -15,7 +15,7 @@ import {
   type SigningKey,
 } from '@muser/protocol';
 import { ByteBudget } from '@muser/transport';
-import { SequenceLease } from '../../src/engine/decoder-engine.js';
+import { SequenceLease } from '../../src/engine/sequence-lease.js';
 import { RowOrigins } from '../../src/engine/row-origins.js';
 import type { TransferFigures } from '../../src/ingest/figures.js';
 import type { FrameSource, TransferOptions, TransferResult } from '../../src/ingest/transfer.js';
