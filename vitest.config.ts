@@ -14,6 +14,8 @@ export default defineConfig({
     retry: slow ? 1 : 0,
     testTimeout: slow ? 300_000 : 60_000,
     hookTimeout: slow ? 300_000 : 60_000,
+    // Vitest's own limit is a second, in which a busy machine does not even get through a handshake.
+    expect: { poll: { timeout: 30_000 } },
     projects: folders.map((root) => ({
       extends: true,
       test: {

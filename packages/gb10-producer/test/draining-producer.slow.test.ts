@@ -98,7 +98,8 @@ it('finishes what is sent and what is computed, and turns away what waits and wh
   const sending = new Reader(3000, proxy.target);
   await sending.next('begin');
   proxy.freeze();
-  const prefilling = new Reader(1025);
+  // Seconds, in which the signal has to come.
+  const prefilling = new Reader(4000);
   await prefilling.next('begin');
   const queued = new Reader(50);
   await queued.next('progress');

@@ -70,6 +70,7 @@ class Stage {
       queue: this.queue,
       staging: this.staging,
       cacheScope: 'test',
+      onComputed: () => undefined,
       receivedAtMs: performance.now(),
     });
     this.outcome = this.transfer.run();

@@ -1,4 +1,6 @@
 // Real gRPC over mutual TLS; the backend is the pattern, whose steps happen when a test lets them.
+import { setTimeout as delay } from 'node:timers/promises';
+
 import {
   encodePrefillRequest,
   generateSigningKey,
@@ -177,6 +179,26 @@ describe('the queue', () => {
     expect(positions).toEqual([2, 1]);
     backend.allow(Infinity);
     await Promise.all([first, third]);
+  });
+
+  // promise: A transfer that waits for others hears of it as long as the engine computes, so it is never taken for stalled.
+  it('says to those who wait that the engine lives, as long as it does', async () => {
+    await start({ maxConcurrent: 1, queueLimit: 1 }, 0);
+    const first = decoder.receive(decoder.request({ tokens: prompt(1000, 1) }));
+    await backend.blocked();
+    const heard: number[] = [];
+    const second = decoder.receive(decoder.request({ tokens: prompt(100, 2) }), {
+      onEvent: (event) => event.type === 'progress' && heard.push(event.progress.queuePosition),
+    });
+    await until(() => heard.length === 1);
+    // Longer than the least time between two reminders.
+    await delay(2_100);
+    expect(heard).toEqual([1]);
+    backend.allow(1);
+    await until(() => heard.length === 2);
+    expect(heard).toEqual([1, 1]);
+    backend.allow(Infinity);
+    await Promise.all([first, second]);
   });
 
   it('goes on while the one before still sends to a slow reader', async () => {

@@ -32,7 +32,8 @@ export class ChunkQueue implements AsyncIterable<PrefillChunk> {
 
   /** Drops what waits; the reader gets the error. */
   fail(error: unknown): void {
-    this.#end ??= { error };
+    // Also after the end of compute, unless the reader has got everything: without the error it would seem to have.
+    if (this.#end === null || (this.#end === 'done' && this.#waiting.length > 0)) this.#end = { error };
     this.#releaseWaiting();
     this.#wake?.();
   }

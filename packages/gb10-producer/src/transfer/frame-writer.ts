@@ -2,9 +2,6 @@ import type { Progress } from '@muser/protocol';
 
 import { orAborted } from '../abort.js';
 
-/** How often a transfer tells how far it is; a queue position is told at once. */
-const PROGRESS_INTERVAL_MS = 100;
-
 /**
  * Writes the frames of one transfer in order, one at a time, so that no more than one waits beyond what the transport
  * has room for. Of several progress reports that wait, the latest is sent.
@@ -35,10 +32,10 @@ export class FrameWriter {
     return written;
   }
 
-  /** Reports without waiting. `urgent` ones are not thinned out. */
-  progress(progress: Progress, urgent: boolean): void {
+  /** Reports without waiting, unless the last report is younger than `leastGapMs`. */
+  progress(progress: Progress, leastGapMs: number): void {
     const nowMs = performance.now();
-    if (!urgent && nowMs - this.#lastProgressAtMs < PROGRESS_INTERVAL_MS) return;
+    if (nowMs - this.#lastProgressAtMs < leastGapMs) return;
     this.#lastProgressAtMs = nowMs;
     const queued = this.#waitingProgress !== null;
     this.#waitingProgress = progress;

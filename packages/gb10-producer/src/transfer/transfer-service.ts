@@ -191,8 +191,13 @@ export class TransferService {
       backend,
       queue: this.#queue,
       staging: new ByteBudget(stagingBytesPerTransfer, this.#staging.of(admitted.decoderId)),
+      onComputed: () => this.#remindOthers(),
       receivedAtMs,
     });
+  }
+
+  #remindOthers(): void {
+    for (const { transfer } of this.#active.values()) transfer.remind();
   }
 
   #report(outcome: TransferOutcome, logger: Logger): void {

@@ -15,6 +15,10 @@ import type { AdmittedRequest } from './admission.js';
 import type { ComputeQueue, QueuePlace } from './compute-queue.js';
 import { FrameWriter } from './frame-writer.js';
 
+/** How often a transfer tells how far it is; a queue position is told at once. */
+const PROGRESS_INTERVAL_MS = 100;
+/** How often one that is not computed now says that the engine lives. Well below the silence that decoders take for a stall. */
+const REMINDER_INTERVAL_MS = 2_000;
 /** How long a failing transfer may take to tell the reader why. */
 const ERROR_FRAME_LIMIT_MS = 1_000;
 
@@ -35,6 +39,8 @@ export interface TransferParts {
   readonly backend: PrefillBackend;
   readonly queue: ComputeQueue;
   readonly staging: StagingBudget;
+  /** Hears whenever some of its tokens have been computed. */
+  readonly onComputed: () => void;
   /** Moment of receipt by `performance.now()`; the deadline counts from it. */
   readonly receivedAtMs: number;
 }
@@ -71,6 +77,8 @@ export class Transfer {
   readonly #signal: AbortSignal;
   readonly #writer: FrameWriter;
   #state: TransferState = 'queued';
+  /** As it was reported last. */
+  #progress = { queuePosition: 0, tokensPrefilled: 0 };
   #run: PrefillRun | null = null;
   #beginAtMs = 0;
   #turnAtMs: number | null = null;
@@ -91,6 +99,14 @@ export class Transfer {
 
   get state(): TransferState {
     return this.#state;
+  }
+
+  /**
+   * The engine has computed something for another transfer. Without a word of it this one would be taken for stalled while
+   * it waits, in our queue or in that of the engine; when the engine itself stands still, nobody gets one.
+   */
+  remind(): void {
+    if (this.#state === 'queued' || this.#state === 'prefilling') this.#report(this.#progress, REMINDER_INTERVAL_MS);
   }
 
   /** Ends the transfer with this error, whatever it does now. */
@@ -165,8 +181,10 @@ export class Transfer {
       cacheScope,
       staging,
       signal: this.#signal,
-      onProgress: (tokensPrefilled) =>
-        this.#writer.progress({ queuePosition: 0, tokensPrefilled, tokensTotal: tokens.length - 1 }, false),
+      onProgress: (tokensPrefilled) => {
+        this.#report({ queuePosition: 0, tokensPrefilled }, PROGRESS_INTERVAL_MS);
+        this.#parts.onComputed();
+      },
     });
     this.#run = run;
     // The next in the queue computes while this one sends what is left.
@@ -222,8 +240,13 @@ export class Transfer {
   }
 
   #reportPosition(ahead: number): void {
+    this.#report({ queuePosition: ahead, tokensPrefilled: 0 }, 0);
+  }
+
+  #report(progress: { queuePosition: number; tokensPrefilled: number }, leastGapMs: number): void {
+    this.#progress = progress;
     const tokensTotal = this.#parts.admitted.request.tokens.length - 1;
-    this.#writer.progress({ queuePosition: ahead, tokensPrefilled: 0, tokensTotal }, true);
+    this.#writer.progress({ ...progress, tokensTotal }, leastGapMs);
   }
 
   async #fail(cause: unknown): Promise<TransferEnd> {

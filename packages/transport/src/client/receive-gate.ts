@@ -21,7 +21,8 @@ export class ReceiveGate {
       start: (metadata, _listener, next) => {
         next(metadata, {
           onReceiveMessage: (message: Buffer, passOn: (message: Buffer) => void) => {
-            if (this.#budget.tryAcquire(message.length)) passOn(message);
+            // What comes after the reader has left is given back by nobody, so it must not be counted.
+            if (this.#ended.signal.aborted || this.#budget.tryAcquire(message.length)) passOn(message);
             else void this.#hold(message, passOn);
           },
         });
