@@ -1,4 +1,4 @@
-// What `.ci/run` runs when the tools are there: every check and test of this repository, two at a time, one for each core,
+// What `.ci/run` runs when the tools are there: the checks and tests of this repository, two at a time, one for each core,
 // and one more that mostly waits. What takes longest starts first, so the two lanes end together. The output of each step
 // is shown when it has ended; at the end stand the steps, the slowest test files, and `N passed, N failed`.
 import { mkdirSync, readdirSync, readFileSync, rmSync } from 'node:fs';
@@ -22,7 +22,7 @@ for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP']) {
 
 const started = Date.now();
 const secondsSoFar = () => Math.round((Date.now() - started) / 1000);
-const results = await runAll(ciSteps());
+const results = await runAll(ciSteps(process.argv.includes('--all')));
 report();
 
 /** Each step as soon as what it needs has ended and a lane is free. */
