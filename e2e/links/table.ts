@@ -34,7 +34,7 @@ export function show({ links, cells }: Report): string {
 function row(result: CellResult): string[] {
   const { link, cell, problem, way, fallback, promptTokens, ttftMs, localTtftMs, kvBytes, note } = result;
   const { megabytesPerSecond, exposedTailMs } = result;
-  if (problem !== null) return [link, cell, 'FAILED', ...HEADINGS.slice(3).map(() => '')];
+  if (problem !== null) return [link, cell, 'FAILED', ...HEADINGS.slice(4).map(() => ''), note];
   return [
     link,
     cell,

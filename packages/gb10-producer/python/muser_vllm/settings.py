@@ -90,6 +90,8 @@ def prepare_environment(settings: Settings) -> None:
         "DO_NOT_TRACK": "1",
         # A forked engine would keep the control socket open after this process has died.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        # vLLM's own sockets are never removed by it; the producer removes this folder with all that is in it.
+        "VLLM_RPC_BASE_PATH": os.path.dirname(settings.control_socket),
     }
     if settings.threads is not None:
         # The processor is shared. vLLM's own choice is to bind a thread to every core, and threads that spin while they

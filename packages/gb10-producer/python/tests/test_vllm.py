@@ -142,6 +142,11 @@ def test_an_id_is_used_once(peer: Peer) -> None:
     assert peer.next_control("finished").header["code"] == "INVALID_REQUEST"
 
 
+def test_sockets_of_vllm_are_where_the_producer_removes_them(peer: Peer) -> None:
+    names = {path.name for path in peer.folder.iterdir() if path.is_socket()}
+    assert names > {"control.sock", "data.sock"}
+
+
 # fault: computes-for-nobody
 def test_an_abort_ends_compute(peer: Peer) -> None:
     for attempt in range(5):
