@@ -115,8 +115,8 @@ export class Circuit {
     if (this.state === 'probing') this.state = 'open';
   }
 
-  /** The producer came back by itself (it was away from the coordinator's list): its failures are forgotten, wrong rows are not. */
+  /** The producer came back by itself (it was away from the coordinator's list): all is forgotten. */
   reset(): void {
-    if (!this.distrusted) this.close();
+    this.close();
   }
 }
