@@ -34,6 +34,17 @@ const past = (): ManualClock => new ManualClock(Date.now() - DUE_MS);
 const rotate = ({ operator }: TestCoordinator, nodeId: string, body: object = {}) =>
   operator.call('POST', `/api/nodes/${nodeId}/rotate`, body);
 
+/** An order to a decoder that has heard of it and does nothing. */
+async function waitingRotation() {
+  const coordinator = await launchCoordinator();
+  const { nodeId, identity } = await coordinator.operator.enroll('decoder');
+  const stand = new StandInDecoder(identity, coordinator.grpc);
+  await stand.list();
+  const waiting = rotate(coordinator, nodeId);
+  await stand.list(({ renewOrder }) => renewOrder !== '');
+  return { coordinator, nodeId, waiting };
+}
+
 /** A call to the coordinator with a decoder's identity. */
 function dial(coordinator: TestCoordinator, live: LiveIdentity): PeerClient {
   const expected = { role: 'coordinator', nodeId: coordinator.nodeId } as const;
@@ -95,12 +106,7 @@ describe('an order of the operator', () => {
   });
 
   it('that waits when the coordinator closes is answered', async () => {
-    const coordinator = await launchCoordinator();
-    const { nodeId, identity } = await coordinator.operator.enroll('decoder');
-    const stand = new StandInDecoder(identity, coordinator.grpc);
-    await stand.list();
-    const waiting = rotate(coordinator, nodeId);
-    await stand.list(({ renewOrder }) => renewOrder !== '');
+    const { coordinator, waiting } = await waitingRotation();
     await Promise.all([
       coordinator.close(),
       expect(waiting).resolves.toMatchObject({ body: { error: { code: 'UNAVAILABLE' } } }),
@@ -108,12 +114,7 @@ describe('an order of the operator', () => {
   });
 
   it('that waits for a decoder ends when that is revoked', async () => {
-    const coordinator = await launchCoordinator();
-    const { nodeId, identity } = await coordinator.operator.enroll('decoder');
-    const stand = new StandInDecoder(identity, coordinator.grpc);
-    await stand.list();
-    const waiting = rotate(coordinator, nodeId);
-    await stand.list(({ renewOrder }) => renewOrder !== '');
+    const { coordinator, nodeId, waiting } = await waitingRotation();
     await coordinator.operator.revoke(nodeId);
     expect(await waiting).toMatchObject({ body: { error: { code: 'NODE_REVOKED' } } });
   });
