@@ -1,3 +1,4 @@
+import type { KvExport } from '@muser/metal';
 import { rowBytesOf, type Geometry, type KvKind } from '@muser/protocol';
 
 const BYTES_PER_VALUE = 2;
@@ -6,16 +7,7 @@ const HALF_VALUES = 2 ** 16;
 const LEAST_SQUARES = 1e-30;
 
 /** What rows can be read from, in wire form (f16): an export of the engine. */
-export interface ReadableRows {
-  read(
-    layer: number,
-    kind: KvKind,
-    tokenStart: number,
-    tokenCount: number,
-    target: Uint8Array,
-    targetOffset: number,
-  ): number;
-}
+export type ReadableRows = Pick<KvExport, 'read'>;
 
 /** How far one layer's K or V is from what it should be. */
 export interface RowsDistance {
